@@ -1,0 +1,1 @@
+"""Knee, goodput, figures and report: numpy in, numbers out."""

@@ -1,0 +1,1 @@
+"""Benchmarks: python -m lf_ray.bench NAME."""

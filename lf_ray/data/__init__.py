@@ -1,0 +1,1 @@
+"""LeRobot data sets from disk to batches."""

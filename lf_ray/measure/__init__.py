@@ -1,0 +1,1 @@
+"""Steady state, intervals and when to stop. numpy only."""

@@ -1,0 +1,1 @@
+"""The journal, which is the truth, and MLflow, which mirrors it."""

@@ -1,0 +1,1 @@
+"""lf_ray subpackage: one worker's model, data and step."""

@@ -1,0 +1,1 @@
+"""What to try next, and the sweep that tries it. Never imports torch."""

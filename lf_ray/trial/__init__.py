@@ -1,0 +1,1 @@
+"""Warm worker groups and the trials that run on them."""

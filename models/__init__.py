@@ -1,0 +1,1 @@
+"""Model families. Knows nothing of lf_ray."""
