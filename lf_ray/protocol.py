@@ -278,6 +278,19 @@ class Trace(Wire):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GradientTensor(Wire):
+    """One gradient that is sent, in the order in which backward makes them ready.
+
+    Attributes:
+        layer: name of the layer (block) that it belongs to; a bucket holds neighbouring layers.
+    """
+
+    name: str
+    num_elements: int
+    layer: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRecord(Wire):
     """What is kept of one request: asked, ended, measured.
 
@@ -288,7 +301,11 @@ class TrialRecord(Wire):
         step_s: step time of this visit, likewise.
         phases_s: mean seconds a steady step spends in each phase, slowest rank.
         memory_bytes: allocated, reserved, peak ... by name.
+        metrics: anything else worth a column: overlap_hidden, t_comm_s, t_no_comm_s, lr,
+            gpu_utilisation_frac, num_launches, ...
         clock_s: seconds since the epoch by name: requested, first_step, last_step, finished.
+        gradients: what is sent, in ready order; set on the group's first record only, so that
+            search can tell which bucket plans are the same.
     """
 
     request: TrialRequest
@@ -303,6 +320,7 @@ class TrialRecord(Wire):
     memory_bytes: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     clock_s: Mapping[str, float] = field(default_factory=dict)
+    gradients: tuple[GradientTensor, ...] = ()
     version: int = PROTOCOL_VERSION
 
     @property

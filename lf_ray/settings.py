@@ -366,9 +366,7 @@ def with_knobs(config: SweepConfig, knobs: dict[str, KnobValue]) -> SweepConfig:
 def plain(value: Any) -> Any:
     """Returns settings as plain JSON values: dataclasses as dicts, enums as their words."""
     if dataclasses.is_dataclass(value):
-        return {
-            item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)
-        }
+        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return _plain(value)
@@ -391,5 +389,7 @@ def _typed(name: str, old: Any, value: KnobValue) -> Any:
     except ValueError as error:
         words = ", ".join(str(item.value) for item in type(old))
         raise ConfigError(
-            four_parts("setting knobs", f"{name} is one of {words}", repr(value), "Use one of them.")
+            four_parts(
+                "setting knobs", f"{name} is one of {words}", repr(value), "Use one of them."
+            )
         ) from error
