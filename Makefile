@@ -1,0 +1,38 @@
+# Two commands on a fresh machine: `make sweep` and `make test`.
+PYTHON ?= python3
+TORCH_INDEX ?=
+PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+BIN := .venv/bin
+ARGS ?=
+
+.PHONY: sweep test test-full check gpu clean
+
+sweep: .venv/installed
+	$(BIN)/python sweeps/overlap.py $(ARGS)
+
+test: check
+	$(BIN)/python -m pytest -q -m "not gpu and not slow"
+
+test-full: .venv/dev
+	$(BIN)/python -m pytest -q -m "slow and not gpu" --timeout=600
+
+check: .venv/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+gpu: .venv/dev
+	$(BIN)/python -m pytest -q -m gpu tests/gpu
+
+.venv/installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_INDEX) -e .
+	touch $@
+
+.venv/dev: .venv/installed
+	$(BIN)/python -m pip install -q --disable-pip-version-check $(PIP_INDEX) -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
