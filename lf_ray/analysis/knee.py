@@ -1,0 +1,270 @@
+"""The knee of one knob: the cheapest value that is as fast as the best, with an interval.
+
+Read from a slice: from the best point one knob walks its ladder, the others held. The knee is the
+cheapest value such that it and every ladder value between it and best's are within delta of the
+best. Unlike the elbow of a curve this does not move when a longer range is swept.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lf_ray.analysis.points import Visit
+from lf_ray.analysis.slices import Reading, Slice
+from lf_ray.protocol import KnobValue, Wire
+
+ASSUMED_BETWEEN_FRAC = 0.003
+NUM_RESAMPLES = 2000
+MAX_SPAN_STEPS = 2
+
+Floats = NDArray[np.float64]
+
+
+class KneeStatus(StrEnum):
+    """What a slice says.
+
+    RESOLVED: the knee is pinned to within a ladder step or so.
+    FLAT: the whole ladder is within delta; the baseline's value is kept.
+    EDGE: the answer lies at an end of the ladder beyond which values could be swept.
+    UNDETERMINED: the measurements do not decide, or some are missing.
+    DEAD: the knob changes nothing effective here.
+    """
+
+    RESOLVED = "resolved"
+    FLAT = "flat"
+    EDGE = "edge"
+    UNDETERMINED = "undetermined"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Knee(Wire):
+    """Where the knee is.
+
+    Attributes:
+        value: the knee; the baseline's value where flat or dead.
+        lo: the cheap or small end of the 95 % interval; numbers are ordered, words as the ladder.
+        best_value: the knob's value at the best point.
+        advised: what to set: the knee where it is known, else the value that can't be wrong.
+        confidence_frac: share of resamples that give `value` (flat: that are flat).
+        reason: one line in words.
+    """
+
+    knob: str
+    value: KnobValue
+    lo: KnobValue
+    hi: KnobValue
+    status: KneeStatus
+    best_value: KnobValue
+    advised: KnobValue
+    confidence_frac: float
+    reason: str
+
+
+def knee_estimate(
+    slice_: Slice,
+    *,
+    delta: float = 0.02,
+    between_frac: float = ASSUMED_BETWEEN_FRAC,
+    seed: int = 0,
+) -> Knee:
+    """Returns the knee that a slice shows.
+
+    Args:
+        slice_: throughput along one knob's ladder, cheapest first.
+        delta: what counts as equally fast, as a share.
+        between_frac: standard deviation between visits of one setting, as a share.
+        seed: of the bootstrap.
+    """
+    if slice_.is_dead:
+        return _dead(slice_)
+    if len(slice_.readings) == 1:
+        return _unmeasured(slice_, "the ladder has a single value")
+    values = np.array([_pooled_value(reading) for reading in slice_.readings])
+    if not np.isfinite(values[slice_.best_index]):
+        return _unmeasured(slice_, "the best point itself was not measured")
+    draws = _resample(slice_.readings, between_frac, np.random.default_rng(seed))
+    return _Judgement(slice_, values, draws, delta).knee()
+
+
+def knee_index(values: Floats, best_index: int, delta: float) -> int:
+    """Returns the index of the cheapest value reached from best's without leaving delta.
+
+    Args:
+        values: throughput along the ladder, cheapest first; nan where unknown or unusable.
+        best_index: where the best point is on it.
+        delta: what counts as equally fast, as a share.
+    """
+    floor = (1 - delta) * values[best_index]
+    index = best_index
+    while index > 0 and values[index - 1] >= floor:
+        index -= 1
+    return index
+
+
+@dataclass(frozen=True, slots=True)
+class _Judgement:
+    """One slice with its resamples (one a row): the rules that turn them into a status."""
+
+    along: Slice
+    values: Floats
+    draws: Floats
+    delta: float
+
+    def knee(self) -> Knee:
+        best = self.along.best_index
+        index = knee_index(self.values, best, self.delta)
+        indices = [knee_index(draw, best, self.delta) for draw in self.draws]
+        low, high = (int(i) for i in np.percentile(indices, [2.5, 97.5], method="nearest"))
+        share = Counter(indices)[index] / len(indices)
+        flat = self._flat_frac()
+        if self._all_within(self.values):
+            status, reason = self._flat_status(flat)
+            return self._knee(status, reason, index, (low, high), flat)
+        status, reason = self._status(index, low, high)
+        return self._knee(status, reason, index, (low, high), share)
+
+    def _flat_status(self, flat_frac: float) -> tuple[KneeStatus, str]:
+        whole = f"every value measured is within {self.delta:.0%} of the best"
+        if self.along.missing:
+            return KneeStatus.UNDETERMINED, f"{whole}, but {self._missing(self.along.missing)}"
+        if flat_frac >= 0.5:
+            return KneeStatus.FLAT, f"{whole}: keep the baseline's value"
+        return KneeStatus.UNDETERMINED, f"{whole}, but the readings are too wide to be sure"
+
+    def _status(self, index: int, low: int, high: int) -> tuple[KneeStatus, str]:
+        readings, best = self.along.readings, self.along.best_index
+        if index > 0 and readings[index - 1].is_missing:
+            missing = self._missing((readings[index - 1].value,))
+            return KneeStatus.UNDETERMINED, f"the walk towards cheaper values stops where {missing}"
+        if high - low > MAX_SPAN_STEPS:
+            span = f"{readings[low].value} to {readings[high].value}"
+            return KneeStatus.UNDETERMINED, f"the readings allow anything from {span}"
+        if index == 0 and not self.along.closed[0]:
+            return KneeStatus.EDGE, "the cheapest value swept is still within delta of the best"
+        if best == len(readings) - 1 and not self.along.closed[1] and self._rises_to(best):
+            return KneeStatus.EDGE, "throughput still rises at the end of the ladder"
+        return KneeStatus.RESOLVED, self._resolved_reason(index)
+
+    def _resolved_reason(self, index: int) -> str:
+        if index == 0:
+            return "the cheapest value there is, and as fast as the best"
+        cheaper = self.along.readings[index - 1]
+        if not cheaper.usable:
+            return f"{cheaper.value} is cheaper but {cheaper.note or 'can not be used'}"
+        loss = 1 - self.values[index - 1] / self.values[self.along.best_index]
+        return f"{cheaper.value} is cheaper but {loss:.1%} slower than the best"
+
+    def _rises_to(self, end: int) -> bool:
+        """Returns whether the end of the ladder is certainly faster than two steps before it."""
+        before = max(index for index in (end - 2, end - 1) if index >= 0)
+        ratio = self.draws[:, end] / self.draws[:, before]
+        return bool(np.isnan(ratio).any() or np.percentile(ratio, 5) > 1)
+
+    def _flat_frac(self) -> float:
+        return float(np.mean([self._all_within(draw) for draw in self.draws]))
+
+    def _all_within(self, values: Floats) -> bool:
+        known = values[np.isfinite(values)]
+        usable = all(reading.usable or reading.is_missing for reading in self.along.readings)
+        floor = (1 - self.delta) * values[self.along.best_index]
+        return usable and len(known) > 1 and bool((known >= floor).all())
+
+    def _missing(self, values: Sequence[KnobValue]) -> str:
+        return f"{', '.join(str(value) for value in values)} was not measured"
+
+    def _knee(
+        self, status: KneeStatus, reason: str, index: int, span: tuple[int, int], share: float
+    ) -> Knee:
+        readings, flat = self.along.readings, status is KneeStatus.FLAT
+        value = self.along.baseline_value if flat else readings[index].value
+        lo, hi = readings[span[0]].value, readings[span[1]].value
+        if flat:
+            lo, hi = readings[0].value, readings[-1].value
+        if isinstance(lo, int | float) and isinstance(hi, int | float):
+            lo, hi = min(lo, hi), max(lo, hi)
+        best_value = readings[self.along.best_index].value
+        unsure = status is KneeStatus.UNDETERMINED
+        return Knee(
+            knob=self.along.knob,
+            value=value,
+            lo=lo,
+            hi=hi,
+            status=status,
+            best_value=best_value,
+            advised=best_value if unsure else value,
+            confidence_frac=share,
+            reason=reason,
+        )
+
+
+def _dead(slice_: Slice) -> Knee:
+    best_value = slice_.readings[slice_.best_index].value
+    return Knee(
+        knob=slice_.knob,
+        value=slice_.baseline_value,
+        lo=slice_.baseline_value,
+        hi=slice_.baseline_value,
+        status=KneeStatus.DEAD,
+        best_value=best_value,
+        advised=slice_.baseline_value,
+        confidence_frac=1.0,
+        reason="no value on the ladder changes anything effective here",
+    )
+
+
+def _unmeasured(slice_: Slice, reason: str) -> Knee:
+    best_value = slice_.readings[slice_.best_index].value
+    return Knee(
+        knob=slice_.knob,
+        value=best_value,
+        lo=best_value,
+        hi=best_value,
+        status=KneeStatus.UNDETERMINED,
+        best_value=best_value,
+        advised=best_value,
+        confidence_frac=0.0,
+        reason=reason,
+    )
+
+
+def _pooled_value(reading: Reading) -> float:
+    if not reading.usable:
+        return np.nan
+    return float(np.mean([visit.interval.value for visit in reading.visits]))
+
+
+def _resample(readings: Sequence[Reading], between_frac: float, rng: np.random.Generator) -> Floats:
+    """Returns bootstrap draws of the ladder's throughputs: over visits, then batches.
+
+    Few visits can't show how far visits differ, so that part is drawn from `between_frac`, which
+    is pooled over the whole sweep; batches are drawn with replacement within each visit.
+    """
+    draws = np.full((NUM_RESAMPLES, len(readings)), np.nan)
+    by_point: dict[str | None, Floats] = {}  # values that come to the same thing move together
+    for column, reading in enumerate(readings):
+        if not reading.usable:
+            continue
+        if reading.point_id not in by_point:
+            drawn = [_resample_visit(visit, rng) for visit in reading.visits]
+            noise = 1 + between_frac * rng.standard_normal((len(drawn), NUM_RESAMPLES))
+            by_point[reading.point_id] = np.mean(np.array(drawn) * noise, axis=0)
+        draws[:, column] = by_point[reading.point_id]
+    return draws
+
+
+def _resample_visit(visit: Visit, rng: np.random.Generator) -> Floats:
+    """Returns draws of one visit's mean from its batches, or from its interval without them."""
+    value, num = visit.interval.value, len(visit.batches)
+    if num < 3:
+        spread = (visit.interval.hi - visit.interval.lo) / 3.92
+        return value + spread * rng.standard_normal(NUM_RESAMPLES)
+    batches = np.array(visit.batches)
+    means = batches[rng.integers(0, num, (NUM_RESAMPLES, num))].mean(axis=1)
+    # Drawing from few shows too little spread, by (n-1)/n.
+    widened = (means - batches.mean()) * (num / (num - 1)) ** 0.5
+    return np.asarray(value + widened)

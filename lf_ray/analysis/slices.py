@@ -1,0 +1,169 @@
+"""Slices: throughput along one knob's ladder, from the best point, the other knobs held.
+
+Pure. Orders a ladder from cheap to costly and finds the point measured at each value of it, be it
+under its own name or as the twin of a setting that comes to the same thing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lf_ray.analysis.points import Point, Visit, knob_key
+from lf_ray.protocol import KnobValue, OutcomeKind
+from lf_ray.record.history import DeadPoint
+
+_LARGER_IS_CHEAPER = ("overlap.bucket_size_mb",)
+_WORDS = {
+    "overlap.comm_dtype": ("fp32", "bf16"),
+    "pipeline.prefix": ("off", "on"),
+    "graph.scope": ("off", "step", "step+optimizer"),
+    "memory.backend": ("caching", "expandable", "arena"),
+}
+_LEAST = {
+    "overlap.ratio": 0.0,
+    "batch.per_gpu": 1,
+    "batch.accumulation": 1,
+    "data.workers": 0,
+    "data.prefetch": 1,
+}
+_MOST = {"overlap.ratio": 1.0}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What was measured at one value of a ladder.
+
+    Attributes:
+        is_whole: everything is sent in one bucket there, so a larger one comes to the same.
+        point_id: whose measurement this is; two values with one id come to the same thing.
+        usable: it was measured and may be chosen.
+        note: why it may not be chosen, in words, where it was tried.
+    """
+
+    value: KnobValue
+    point_id: str | None
+    visits: tuple[Visit, ...]
+    usable: bool
+    note: str = ""
+    is_whole: bool = False
+
+    @property
+    def is_missing(self) -> bool:
+        """Returns whether nothing is known of it."""
+        return self.point_id is None or (not self.visits and not self.note)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slice:
+    """One knob's ladder at the best point, cheapest value first.
+
+    Attributes:
+        closed: whether nothing lies beyond the cheap end, and beyond the costly end.
+    """
+
+    knob: str
+    readings: tuple[Reading, ...]
+    best_index: int
+    baseline_value: KnobValue
+    closed: tuple[bool, bool] = (False, False)
+
+    @property
+    def is_dead(self) -> bool:
+        """Returns whether every value of the ladder comes to the same thing."""
+        ids = {reading.point_id for reading in self.readings}
+        return len(self.readings) > 1 and len(ids) == 1 and None not in ids
+
+    @property
+    def missing(self) -> tuple[KnobValue, ...]:
+        """Returns the values of which nothing is known yet."""
+        return tuple(reading.value for reading in self.readings if reading.is_missing)
+
+
+def slice_of(
+    points: Sequence[Point],
+    best: Point,
+    knob: str,
+    ladder: Sequence[KnobValue],
+    *,
+    baseline_value: KnobValue,
+    dead: Sequence[DeadPoint] = (),
+) -> Slice:
+    """Returns the slice of one knob through the best point.
+
+    Args:
+        points: everything measured.
+        best: the point that the slice goes through.
+        knob: which knob walks.
+        ladder: the values that the knob may take; best's own is added where it is not among them.
+        baseline_value: what the knob is at the baseline.
+        dead: settings known to come to the same as a measured point.
+    """
+    values = cheapest_first(knob, [*ladder, best.knobs[knob]])
+    by_key: dict[object, list[Point]] = {}
+    for point in points:
+        by_key.setdefault(point.key, []).append(point)
+    by_id = {point.id: point for point in points}
+    twins = {knob_key(item.knobs): by_id[item.same_as] for item in dead if item.same_as in by_id}
+    readings = []
+    for value in values:
+        key = knob_key({**best.knobs, knob: value})
+        found = by_key.get(key) or ([twins[key]] if key in twins else [])
+        readings.append(_reading(value, found))
+    return Slice(
+        knob=knob,
+        readings=tuple(readings),
+        best_index=values.index(best.knobs[knob]),
+        baseline_value=baseline_value,
+        closed=_closed(knob, readings),
+    )
+
+
+def cheapest_first(knob: str, values: Sequence[KnobValue]) -> list[KnobValue]:
+    """Returns the distinct values of a knob from its cheap side to its costly side.
+
+    Cheaper is: fewer collectives, less overlap, smaller batch, fewer processes, fewer moving
+    parts. Ladders of words that have no such order keep the order they are given in.
+    """
+    distinct = list(dict.fromkeys(values))
+    if knob in _WORDS:
+        return sorted(distinct, key=lambda value: _WORDS[knob].index(str(value)))
+    if all(isinstance(value, int | float) for value in distinct):
+        return sorted(distinct, key=float, reverse=knob in _LARGER_IS_CHEAPER)
+    return sorted(distinct, key=lambda value: value != "none")
+
+
+def _reading(value: KnobValue, found: Sequence[Point]) -> Reading:
+    if not found:
+        return Reading(value=value, point_id=None, visits=(), usable=False)
+    visits = tuple(visit for point in found for visit in point.visits)
+    failed_gate = any(point.gate_failed for point in found)
+    note = ""
+    if failed_gate:
+        note = "its numbers differ from the reference's"
+    elif not visits and found[0].outcome.kind is not OutcomeKind.COMPLETED:
+        note = f"it is {found[0].outcome.kind} ({found[0].outcome.reason})"
+    usable = bool(visits) and not failed_gate
+    return Reading(
+        value=value,
+        point_id=found[0].id,
+        visits=visits,
+        usable=usable,
+        note=note,
+        is_whole=found[0].effective.get("num_buckets") == 1,
+    )
+
+
+def _closed(knob: str, readings: Sequence[Reading]) -> tuple[bool, bool]:
+    """Returns whether each end of the ladder is an end of what there is."""
+    if knob in _WORDS or not all(isinstance(r.value, int | float) for r in readings):
+        return True, True
+    cheap, costly = float(readings[0].value), float(readings[-1].value)
+    cheap_closed = cheap <= _LEAST.get(knob, float("-inf")) or _same(readings[:2])
+    if knob in _LARGER_IS_CHEAPER:
+        cheap_closed = _same(readings[:2]) or readings[0].is_whole
+    costly_closed = costly >= _MOST.get(knob, float("inf")) or bool(readings[-1].note)
+    return cheap_closed, costly_closed
+
+
+def _same(readings: Sequence[Reading]) -> bool:
+    ids = {reading.point_id for reading in readings}
+    return len(readings) > 1 and len(ids) == 1 and None not in ids

@@ -1,0 +1,101 @@
+"""Records of seeded objectives: what a sweep would have measured, without running one."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from lf_ray.protocol import (
+    GateResult,
+    Interval,
+    KnobValue,
+    OutcomeKind,
+    Purpose,
+    Trace,
+    TrialOutcome,
+    TrialRecord,
+    TrialRequest,
+)
+
+KNOBS: dict[str, KnobValue] = {"overlap.bucket_size_mb": 25.0, "overlap.ratio": 1.0}
+SAMPLES_PER_STEP = 8
+
+MakeRecord = Callable[..., TrialRecord]
+
+
+@pytest.fixture
+def make_record() -> MakeRecord:
+    """Returns a maker of records: step times around a throughput, interval from the steps."""
+
+    def make(
+        name: str,
+        throughput: float | None = None,
+        *,
+        knobs: Mapping[str, KnobValue] = KNOBS,
+        purpose: Purpose = Purpose.SEARCH,
+        replicate_of: str | None = None,
+        kind: OutcomeKind = OutcomeKind.COMPLETED,
+        reason: str = "",
+        gate: bool | None = True,
+        noise_frac: float = 0.0,
+        num_steps: int = 20,
+        seed: int = 0,
+        at_s: float = 0.0,
+        effective: Mapping[str, KnobValue] | None = None,
+        phases_s: Mapping[str, float] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        memory_bytes: Mapping[str, float] | None = None,
+        costs_s: Mapping[str, float] | None = None,
+    ) -> TrialRecord:
+        rng = np.random.default_rng(seed)
+        steps: Sequence[float] = ()
+        interval = None
+        if throughput is not None:
+            noise = 1 + noise_frac * rng.standard_normal(num_steps)
+            steps = [float(s) for s in SAMPLES_PER_STEP / throughput * noise]
+            mean = sum(steps) / num_steps
+            half = 1.96 * noise_frac / num_steps**0.5
+            value = SAMPLES_PER_STEP / mean
+            interval = Interval(
+                value=value,
+                lo=value * (1 - half),
+                hi=value * (1 + half),
+                num_steps=num_steps,
+                num_visits=1,
+            )
+        count = len(steps)
+        return TrialRecord(
+            request=TrialRequest(
+                id=name, knobs=dict(knobs), seed=0, purpose=purpose, replicate_of=replicate_of
+            ),
+            outcome=TrialOutcome(
+                kind=kind,
+                reason=reason,
+                effective=dict(effective or {}),
+                costs_s=dict(costs_s or {}),
+                stop_rule="settled" if interval else "error",
+            ),
+            samples_per_step=SAMPLES_PER_STEP,
+            trace=Trace(
+                wall_s=tuple(steps),
+                loss=tuple(1.0 / (1 + i) for i in range(count)),
+                grad_norm=(1.0,) * count,
+                wait_s=(0.0,) * count,
+            ),
+            throughput_samples_per_s=interval,
+            gate=None
+            if gate is None
+            else GateResult(
+                passed=gate,
+                bit_equal=gate,
+                worst_frac=0.0 if gate else 3.0,
+                reason="" if gate else "bucket 3 differs",
+                num_steps=3,
+            ),
+            phases_s=dict(phases_s or {}),
+            metrics=dict(metrics or {}),
+            memory_bytes=dict(memory_bytes or {}),
+            clock_s={"first_step": at_s},
+        )
+
+    return make

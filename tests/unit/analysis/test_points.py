@@ -1,0 +1,88 @@
+"""Points: visits pooled, drift taken out, gate and lucky readings kept from winning."""
+
+from collections.abc import Callable
+
+import pytest
+
+from lf_ray.analysis.points import baseline_of, best_of, eligible, points_of
+from lf_ray.protocol import OutcomeKind, Purpose, TrialRecord
+
+Make = Callable[..., TrialRecord]
+FAST = {"overlap.bucket_size_mb": 64.0, "overlap.ratio": 0.8}
+
+
+def test_visits_of_a_trial_are_pooled(make_record: Make) -> None:
+    records = [
+        make_record("t000", 100.0, purpose=Purpose.BASELINE),
+        make_record("t001", 110.0, knobs=FAST),
+        make_record("t000r1", 102.0, purpose=Purpose.REPLICATE, replicate_of="t000"),
+    ]
+    baseline, other = points_of(records)
+    assert baseline.throughput is not None
+    assert baseline.throughput.value == pytest.approx(101.0, rel=1e-3)
+    assert baseline.throughput.num_visits == 2
+    assert baseline.step_s is not None
+    assert baseline.step_s.value == pytest.approx(8 / 101.0, rel=1e-3)
+    assert other.knobs == FAST
+    assert baseline_of([other, baseline]) is baseline
+
+
+def test_drift_is_taken_out(make_record: Make) -> None:
+    (point,) = points_of([make_record("t000", 110.0, at_s=5.0)], lambda at_s: 0.1 * (at_s > 0))
+    assert point.throughput is not None
+    assert point.throughput.value == pytest.approx(100.0)
+    assert point.visits[0].batches[0] == pytest.approx(100.0)
+    assert point.visits[0].drift_frac == 0.1
+
+
+def test_a_failed_replicate_keeps_the_measurement(make_record: Make) -> None:
+    (point,) = points_of(
+        [
+            make_record("t001", 110.0),
+            make_record("t001r1", kind=OutcomeKind.FAILED, reason="died", replicate_of="t001"),
+        ]
+    )
+    assert point.outcome.kind is OutcomeKind.COMPLETED
+    assert point.outcome_counts == {"completed": 1, "failed": 1}
+    assert len(point.visits) == 1
+
+
+def test_a_point_beyond_the_gate_cannot_win(make_record: Make) -> None:
+    points = points_of(
+        [
+            make_record("t000", 100.0, purpose=Purpose.BASELINE),
+            make_record("t001", 200.0, knobs=FAST, gate=False),
+        ]
+    )
+    best = best_of(points)
+    assert best is not None
+    assert best.id == "t000"
+
+
+def test_an_ungated_point_wins_only_where_nothing_is_gated(make_record: Make) -> None:
+    gated = make_record("t000", 100.0, purpose=Purpose.BASELINE)
+    bare = make_record("t001", 200.0, knobs=FAST, gate=None)
+    assert [point.id for point in eligible(points_of([gated, bare]))] == ["t000"]
+    assert [point.id for point in eligible(points_of([bare]))] == ["t001"]
+
+
+def test_a_lucky_single_reading_does_not_win(make_record: Make) -> None:
+    records = [
+        make_record("t000", 100.0, purpose=Purpose.BASELINE),
+        make_record("t001", 110.0, knobs=FAST),
+        make_record("t001r1", 110.0, knobs=FAST, replicate_of="t001"),
+        make_record("t002", 111.0, knobs={**FAST, "overlap.ratio": 0.1}, noise_frac=0.05),
+    ]
+    best = best_of(points_of(records))
+    assert best is not None
+    assert best.id == "t001"
+    certain = make_record("t003", 130.0, knobs={**FAST, "overlap.ratio": 0.2}, noise_frac=0.01)
+    best = best_of(points_of([*records, certain]))
+    assert best is not None
+    assert best.id == "t003"
+
+
+def test_nothing_measured_is_no_best(make_record: Make) -> None:
+    record = make_record("t000", kind=OutcomeKind.INFEASIBLE, reason="memory")
+    assert best_of(points_of([record])) is None
+    assert best_of([]) is None
