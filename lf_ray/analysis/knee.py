@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from lf_ray.analysis.points import Visit
 from lf_ray.analysis.slices import Reading, Slice
+from lf_ray.measure.interval import ASSUMED_BETWEEN_FRAC
 from lf_ray.protocol import KnobValue, Wire
 
-ASSUMED_BETWEEN_FRAC = 0.003
 NUM_RESAMPLES = 2000
 MAX_SPAN_STEPS = 2
 
@@ -235,7 +235,7 @@ def _unmeasured(slice_: Slice, reason: str) -> Knee:
 def _pooled_value(reading: Reading) -> float:
     if not reading.usable:
         return np.nan
-    return float(np.mean([visit.interval.value for visit in reading.visits]))
+    return float(np.mean([visit.throughput.value for visit in reading.visits]))
 
 
 def _resample(readings: Sequence[Reading], between_frac: float, rng: np.random.Generator) -> Floats:
@@ -258,13 +258,15 @@ def _resample(readings: Sequence[Reading], between_frac: float, rng: np.random.G
 
 
 def _resample_visit(visit: Visit, rng: np.random.Generator) -> Floats:
-    """Returns draws of one visit's mean from its batches, or from its interval without them."""
-    value, num = visit.interval.value, len(visit.batches)
+    """Returns draws of one visit's mean.
+
+    Their shape comes from its batches. Their spread is at least that of its interval, which knows
+    what a few batches can't show: likeness of neighbouring steps and rare spikes.
+    """
+    value, num = visit.throughput.value, len(visit.batches)
+    spread = (visit.throughput.hi - visit.throughput.lo) / 3.92
     if num < 3:
-        spread = (visit.interval.hi - visit.interval.lo) / 3.92
-        return value + spread * rng.standard_normal(NUM_RESAMPLES)
+        return np.asarray(value + spread * rng.standard_normal(NUM_RESAMPLES))
     batches = np.array(visit.batches)
-    means = batches[rng.integers(0, num, (NUM_RESAMPLES, num))].mean(axis=1)
-    # Drawing from few shows too little spread, by (n-1)/n.
-    widened = (means - batches.mean()) * (num / (num - 1)) ** 0.5
-    return np.asarray(value + widened)
+    drawn = batches[rng.integers(0, num, (NUM_RESAMPLES, num))].mean(axis=1) - batches.mean()
+    return np.asarray(value + drawn * max(1.0, spread / max(float(drawn.std()), 1e-12 * value)))

@@ -1,14 +1,16 @@
 """Records gathered into points: what was measured of one setting, over all its visits.
 
-A point is every record with the same `point_id`. Its throughput is pooled over its visits, each
-corrected for the machine's drift. Pure: records in, points out.
+A point is every record with the same `point_id`. Its step time is pooled over its visits, each
+corrected for the machine's drift; throughput follows from it. Pure: records in, points out.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from lf_ray.measure.drift import Drift, drift_of
+from lf_ray.measure.interval import Between, between_visits, pooled, throughput
 from lf_ray.protocol import (
     GateResult,
     Interval,
@@ -20,29 +22,27 @@ from lf_ray.protocol import (
     TrialRecord,
 )
 
-MAX_BATCHES = 10
-MIN_BATCH_STEPS = 2
-
-DriftFrac = Callable[[float], float]
-"""How much faster (+) or slower (-) than usual the machine was at a wall-clock second, a share."""
+_MAX_BATCHES = 10
+_MIN_BATCH_STEPS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Visit:
-    """One settled visit of a point, in samples/s, corrected for drift.
+    """One settled visit of a point, corrected for drift.
 
     Attributes:
         at_s: seconds since the epoch at which its first step ran; 0 where unknown.
-        interval: of this visit alone.
-        batches: means over consecutive steady steps, as throughput.
-        drift_frac: what was taken out.
+        step_s: of this visit alone, within part only; throughput likewise.
+        batches: means over runs of consecutive steady steps, as throughput.
+        drift_factor: step time then over the sweep's mean, taken out of the numbers above.
     """
 
     id: str
     at_s: float
-    interval: Interval
+    step_s: Interval
+    throughput: Interval
     batches: tuple[float, ...]
-    drift_frac: float
+    drift_factor: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,19 +85,56 @@ class Point:
         return knob_key(self.knobs)
 
 
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A sweep's points, with what all of them share.
+
+    Attributes:
+        between: how far visits of one setting differ.
+        drift: of the machine; None before the baseline has settled.
+    """
+
+    points: tuple[Point, ...]
+    between: Between
+    drift: Drift | None
+
+    @property
+    def baseline(self) -> Point | None:
+        """Returns the point that everything is compared with."""
+        return baseline_of(self.points)
+
+    @property
+    def best(self) -> Point | None:
+        """Returns the point that may be called best."""
+        return best_of(self.points)
+
+    def find(self, knobs: Knobs) -> Point | None:
+        """Returns the point with these knobs."""
+        key = knob_key(knobs)
+        return next((point for point in self.points if point.key == key), None)
+
+
 def knob_key(knobs: Knobs) -> frozenset[tuple[str, KnobValue]]:
     """Returns the knobs as one hashable value, equal for equal settings."""
     return frozenset(knobs.items())
 
 
-def points_of(
-    records: Iterable[TrialRecord], drift_frac: DriftFrac = lambda _: 0.0
-) -> tuple[Point, ...]:
-    """Returns the points in the order of their first record."""
+def gather(records: Iterable[TrialRecord]) -> Gathered:
+    """Returns the points in the order of their first record, corrected for drift and pooled."""
     grouped: dict[str, list[TrialRecord]] = {}
     for record in records:
         grouped.setdefault(record.point_id, []).append(record)
-    return tuple(_point(name, group, drift_frac) for name, group in grouped.items())
+    settled = {name: [r for r in group if _settled(r)] for name, group in grouped.items()}
+    drift = _drift(settled.values())
+    visits = {name: tuple(_visit(r, drift) for r in group) for name, group in settled.items()}
+    between = between_visits([[visit.step_s for visit in group] for group in visits.values()])
+    points = tuple(_point(name, grouped[name], visits[name], between) for name in grouped)
+    return Gathered(points, between, drift)
+
+
+def points_of(records: Iterable[TrialRecord]) -> tuple[Point, ...]:
+    """Returns the points alone."""
+    return gather(records).points
 
 
 def baseline_of(points: Iterable[Point]) -> Point | None:
@@ -142,76 +179,73 @@ def _value(point: Point) -> float:
     return _interval(point).value
 
 
-def _point(name: str, group: Sequence[TrialRecord], drift_frac: DriftFrac) -> Point:
-    own = next((r for r in group if r.request.id == name), group[0])
-    settled = [r for r in group if r.throughput_samples_per_s is not None]
-    shown = own if own.throughput_samples_per_s is not None or not settled else settled[0]
-    visits = tuple(visit for visit in (_visit(r, drift_frac) for r in group) if visit)
-    throughput = _pooled([visit.interval for visit in visits])
-    per_step = shown.samples_per_step
-    return Point(
-        id=name,
-        purpose=own.request.purpose,
-        knobs=dict(own.request.knobs),
-        effective=dict(shown.outcome.effective),
-        outcome=shown.outcome,
-        throughput=throughput,
-        step_s=_step_s(throughput, per_step),
-        visits=visits,
-        gate=_worst_gate(group),
-        outcome_counts=dict(Counter(str(r.outcome.kind) for r in group)),
-        samples_per_step=per_step,
-        phases_s=_means([r.phases_s for r in settled]),
-        memory_bytes=_means([r.memory_bytes for r in settled or group]),
-        metrics=_means([r.metrics for r in settled]),
-        records=tuple(group),
-    )
+def _settled(record: TrialRecord) -> bool:
+    return record.step_s is not None and record.outcome.kind is OutcomeKind.COMPLETED
 
 
-def _visit(record: TrialRecord, drift_frac: DriftFrac) -> Visit | None:
-    found = record.throughput_samples_per_s
-    if found is None or record.outcome.kind is not OutcomeKind.COMPLETED:
-        return None
-    at_s = record.clock_s.get("first_step", 0.0)
-    drift = drift_frac(at_s)
+def _at_s(record: TrialRecord) -> float:
+    return record.clock_s.get("first_step", 0.0)
+
+
+def _drift(groups: Iterable[Sequence[TrialRecord]]) -> Drift | None:
+    visits = [
+        (_at_s(record), record.step_s)
+        for group in groups
+        if any(record.request.purpose is Purpose.BASELINE for record in group)
+        for record in group
+        if record.step_s is not None and _at_s(record) > 0
+    ]
+    return drift_of(visits) if visits else None
+
+
+def _visit(record: TrialRecord, drift: Drift | None) -> Visit:
+    assert record.step_s is not None
+    at_s = _at_s(record)
+    factor = drift.factor(at_s) if drift else 1.0
+    step_s = drift.corrected(record.step_s, at_s) if drift else record.step_s
     return Visit(
         id=record.request.id,
         at_s=at_s,
-        interval=_scaled(found, 1 / (1 + drift)),
-        batches=tuple(value / (1 + drift) for value in _batch_throughputs(record)),
-        drift_frac=drift,
+        step_s=step_s,
+        throughput=throughput(step_s, record.samples_per_step),
+        batches=tuple(value * factor for value in _batch_throughputs(record)),
+        drift_factor=factor,
     )
 
 
 def _batch_throughputs(record: TrialRecord) -> list[float]:
     """Returns samples/s over runs of consecutive steady steps, so that neighbours' noise is in."""
     steps = record.trace.wall_s[record.steady_from :] if record.trace else ()
-    num_batches = min(MAX_BATCHES, len(steps) // MIN_BATCH_STEPS)
+    num_batches = min(_MAX_BATCHES, len(steps) // _MIN_BATCH_STEPS)
     if not num_batches:
         return []
     bounds = [round(i * len(steps) / num_batches) for i in range(num_batches + 1)]
     return [record.samples_per_step * (hi - lo) / sum(steps[lo:hi]) for lo, hi in pairwise(bounds)]
 
 
-def _scaled(interval: Interval, factor: float) -> Interval:
-    return Interval(
-        value=interval.value * factor,
-        lo=interval.lo * factor,
-        hi=interval.hi * factor,
-        num_steps=interval.num_steps,
-        num_visits=interval.num_visits,
-    )
-
-
-def _step_s(throughput: Interval | None, samples_per_step: int) -> Interval | None:
-    if throughput is None or samples_per_step <= 0 or throughput.lo <= 0:
-        return None
-    return Interval(
-        value=samples_per_step / throughput.value,
-        lo=samples_per_step / throughput.hi,
-        hi=samples_per_step / throughput.lo,
-        num_steps=throughput.num_steps,
-        num_visits=throughput.num_visits,
+def _point(
+    name: str, group: Sequence[TrialRecord], visits: tuple[Visit, ...], between: Between
+) -> Point:
+    own = next((r for r in group if r.request.id == name), group[0])
+    settled = [r for r in group if _settled(r)]
+    shown = own if own in settled or not settled else settled[0]
+    step_s = pooled([visit.step_s for visit in visits], between) if visits else None
+    return Point(
+        id=name,
+        purpose=own.request.purpose,
+        knobs=dict(own.request.knobs),
+        effective=dict(shown.outcome.effective),
+        outcome=shown.outcome,
+        throughput=throughput(step_s, shown.samples_per_step) if step_s else None,
+        step_s=step_s,
+        visits=visits,
+        gate=_worst_gate(group),
+        outcome_counts=dict(Counter(str(r.outcome.kind) for r in group)),
+        samples_per_step=shown.samples_per_step,
+        phases_s=_means([r.phases_s for r in settled]),
+        memory_bytes=_means([r.memory_bytes for r in settled or group]),
+        metrics=_means([r.metrics for r in settled]),
+        records=tuple(group),
     )
 
 
@@ -227,21 +261,3 @@ def _means(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name in names
         if (found := [table[name] for table in tables if name in table])
     }
-
-
-def _pooled(visits: Sequence[Interval]) -> Interval | None:
-    """Returns the mean over visits with a normal interval from within and between them."""
-    if not visits:
-        return None
-    num = len(visits)
-    value = sum(visit.value for visit in visits) / num
-    between = sum((visit.value - value) ** 2 for visit in visits) / max(num - 1, 1)
-    within = sum(((visit.hi - visit.lo) / 3.92) ** 2 for visit in visits) / num
-    half = 1.96 * (max(between, within + (0.003 * value) ** 2) / num) ** 0.5
-    return Interval(
-        value=value,
-        lo=value - half,
-        hi=value + half,
-        num_steps=sum(visit.num_steps for visit in visits),
-        num_visits=num,
-    )

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
+from lf_ray.measure.interval import throughput as rate
+from lf_ray.measure.interval import visit_interval
 from lf_ray.protocol import (
     GateResult,
-    Interval,
     KnobValue,
     OutcomeKind,
     Purpose,
@@ -37,7 +38,7 @@ def make_record() -> MakeRecord:
         kind: OutcomeKind = OutcomeKind.COMPLETED,
         reason: str = "",
         gate: bool | None = True,
-        noise_frac: float = 0.0,
+        noise_frac: float = 0.0005,
         num_steps: int = 20,
         seed: int = 0,
         at_s: float = 0.0,
@@ -53,16 +54,7 @@ def make_record() -> MakeRecord:
         if throughput is not None:
             noise = 1 + noise_frac * rng.standard_normal(num_steps)
             steps = [float(s) for s in SAMPLES_PER_STEP / throughput * noise]
-            mean = sum(steps) / num_steps
-            half = 1.96 * noise_frac / num_steps**0.5
-            value = SAMPLES_PER_STEP / mean
-            interval = Interval(
-                value=value,
-                lo=value * (1 - half),
-                hi=value * (1 + half),
-                num_steps=num_steps,
-                num_visits=1,
-            )
+            interval = visit_interval(steps)
         count = len(steps)
         return TrialRecord(
             request=TrialRequest(
@@ -82,7 +74,8 @@ def make_record() -> MakeRecord:
                 grad_norm=(1.0,) * count,
                 wait_s=(0.0,) * count,
             ),
-            throughput_samples_per_s=interval,
+            throughput_samples_per_s=rate(interval, SAMPLES_PER_STEP) if interval else None,
+            step_s=interval,
             gate=None
             if gate is None
             else GateResult(

@@ -25,7 +25,7 @@ def _slice(
     curve: Mapping[KnobValue, float | None],
     *,
     knob: str = KNOB,
-    noise_frac: float = 0.0,
+    noise_frac: float = 0.0005,
     between_frac: float = 0.0,
     visits: int = 3,
     seed: int = 0,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lf_ray.analysis.points import baseline_of, best_of, eligible, points_of
+from lf_ray.analysis.points import baseline_of, best_of, eligible, gather, points_of
 from lf_ray.protocol import OutcomeKind, Purpose, TrialRecord
 
 Make = Callable[..., TrialRecord]
@@ -15,24 +15,33 @@ def test_visits_of_a_trial_are_pooled(make_record: Make) -> None:
     records = [
         make_record("t000", 100.0, purpose=Purpose.BASELINE),
         make_record("t001", 110.0, knobs=FAST),
-        make_record("t000r1", 102.0, purpose=Purpose.REPLICATE, replicate_of="t000"),
+        make_record("t000r1", 100.4, purpose=Purpose.REPLICATE, replicate_of="t000"),
     ]
     baseline, other = points_of(records)
     assert baseline.throughput is not None
-    assert baseline.throughput.value == pytest.approx(101.0, rel=1e-3)
+    assert baseline.throughput.value == pytest.approx(100.2, rel=1e-3)
     assert baseline.throughput.num_visits == 2
     assert baseline.step_s is not None
-    assert baseline.step_s.value == pytest.approx(8 / 101.0, rel=1e-3)
+    assert baseline.step_s.value == pytest.approx(8 / 100.2, rel=1e-3)
     assert other.knobs == FAST
     assert baseline_of([other, baseline]) is baseline
 
 
-def test_drift_is_taken_out(make_record: Make) -> None:
-    (point,) = points_of([make_record("t000", 110.0, at_s=5.0)], lambda at_s: 0.1 * (at_s > 0))
-    assert point.throughput is not None
-    assert point.throughput.value == pytest.approx(100.0)
-    assert point.visits[0].batches[0] == pytest.approx(100.0)
-    assert point.visits[0].drift_frac == 0.1
+def test_drift_of_the_baseline_is_taken_out_of_every_point(make_record: Make) -> None:
+    records = [
+        make_record("t000", 100.0, purpose=Purpose.BASELINE, at_s=1.0),
+        make_record("t001", 150.0, knobs=FAST, at_s=2.0),
+        make_record("t001r1", 120.0, knobs=FAST, replicate_of="t001", at_s=99.0),
+        make_record("t000r1", 80.0, replicate_of="t000", at_s=100.0),
+    ]
+    gathered = gather(records)
+    assert gathered.drift is not None
+    assert gathered.drift.found
+    assert gathered.best is not None
+    first, second = (visit.throughput.value for visit in gathered.best.visits)
+    assert first == pytest.approx(second, rel=0.01)
+    assert gathered.best.visits[1].batches[0] == pytest.approx(second, rel=0.01)
+    assert gathered.find(FAST) is gathered.best
 
 
 def test_a_failed_replicate_keeps_the_measurement(make_record: Make) -> None:
