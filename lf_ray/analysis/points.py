@@ -4,6 +4,7 @@ A point is every record with the same `point_id`. Its step time is pooled over i
 corrected for the machine's drift; throughput follows from it. Pure: records in, points out.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,11 @@ class Visit:
     throughput: Interval
     batches: tuple[float, ...]
     drift_factor: float
+
+    @property
+    def interval(self) -> Interval:
+        """Returns its throughput."""
+        return self.throughput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,7 +186,11 @@ def _value(point: Point) -> float:
 
 
 def _settled(record: TrialRecord) -> bool:
-    return record.step_s is not None and record.outcome.kind is OutcomeKind.COMPLETED
+    """Returns whether a record holds a measurement: completed, with a finite step time."""
+    step_s, completed = record.step_s, record.outcome.kind is OutcomeKind.COMPLETED
+    if step_s is None or not completed or record.samples_per_step <= 0:
+        return False
+    return step_s.value > 0 and all(map(math.isfinite, (step_s.value, step_s.lo, step_s.hi)))
 
 
 def _at_s(record: TrialRecord) -> float:

@@ -211,7 +211,7 @@ _READERS: dict[str, Callable[[JournalEvent], Any]] = {
     "dead": lambda e: DeadPoint(
         knobs=e.data["knobs"], same_as=e.data["same_as"], reason=e.data["reason"]
     ),
-    "note": lambda e: e.data["text"],
+    "note": lambda e: str(e.data.get("text", "")),
     "stage": lambda e: e.data,
     "ended": lambda e: SweepEnd(
         reason=e.data["reason"], exit_code=e.data["exit_code"], wall_s=e.wall_s
