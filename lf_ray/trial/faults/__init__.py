@@ -1,0 +1,1 @@
+"""What goes wrong in a trial, named: errors as outcomes, deadlines, what is left behind."""

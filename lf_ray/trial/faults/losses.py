@@ -1,0 +1,82 @@
+"""Whether a group is lost, and which of the signs is the first cause. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lf_ray.protocol import TrialOutcome
+from lf_ray.trial.faults.deadlines import Progress, Standing, hang
+from lf_ray.trial.faults.outcomes import (
+    PEER_LOST,
+    ErrorReport,
+    first_error,
+    lost,
+    outcome_of_errors,
+)
+
+FAULT_GRACE_S = 1.0
+"""After a first sign: time for a better one, and for the other ranks to reach the gate."""
+GONE_GRACE_S = 2.5
+"""After a process is gone: time for Ray to say why (its memory monitor may have ended it)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signs:
+    """What is known of a group's ranks at one moment.
+
+    Attributes:
+        agreed: the outcome that the ranks closed a gate with (start or reset), if any.
+        faults: errors told by single ranks.
+        first_s: when the first fault was told or the first process found gone.
+        processes: running, stopped, gone or unknown, by rank.
+        ended: why the launcher's side is over, None while it runs.
+    """
+
+    num_ranks: int
+    now_s: float
+    agreed: TrialOutcome | None = None
+    faults: Sequence[ErrorReport] = ()
+    first_s: float | None = None
+    processes: Mapping[int, str] = field(default_factory=dict)
+    ended: TrialOutcome | None = None
+    progress: Mapping[int, Progress] = field(default_factory=dict)
+    standings: Mapping[int, Standing] = field(default_factory=dict)
+
+    @property
+    def gone(self) -> list[int]:
+        """Returns the ranks whose process is gone."""
+        return [rank for rank, what in self.processes.items() if what == "gone"]
+
+    def waited(self, grace_s: float) -> bool:
+        """Returns whether the first sign is older than this."""
+        return self.first_s is not None and self.now_s - self.first_s > grace_s
+
+
+def loss_of(signs: Signs) -> TrialOutcome | None:
+    """Returns why the group is lost, None while it is not.
+
+    An agreed outcome tells most; then a rank's own error; then what Ray says; then a process that
+    is gone; then ranks that only saw a peer go; last a deadline that has passed.
+    """
+    if signs.agreed is not None:
+        return signs.agreed
+    over = signs.ended is not None or signs.waited(FAULT_GRACE_S)
+    own = [item for item in signs.faults if item.kind != PEER_LOST]
+    if own and over:
+        return outcome_of_errors([first_error(own)], num_ranks=signs.num_ranks, communicated=True)
+    if signs.ended is not None:
+        return _named(signs.ended, signs.gone)
+    if signs.gone:
+        if not signs.waited(GONE_GRACE_S):
+            return None
+        return lost("worker_lost", f"the process of rank {signs.gone[0]} is gone", signs.gone[0])
+    if signs.faults and over:
+        return outcome_of_errors(signs.faults, num_ranks=signs.num_ranks, communicated=True)
+    return hang(signs.progress, signs.standings, signs.processes, signs.now_s)
+
+
+def _named(ended: TrialOutcome, gone: Sequence[int]) -> TrialOutcome:
+    """Returns the launcher's reason with the rank that only the processes tell."""
+    if ended.rank is not None or not gone:
+        return ended
+    text = f"the process of rank {gone[0]} is gone; {ended.reason}"
+    return lost(ended.error_kind, text, gone[0])
