@@ -131,6 +131,7 @@ class DataSettings:
         workers: decoding processes of each rank; 0 decodes in the training process.
         prefetch: batches that each rank keeps ready.
         cache: keep decoded frames on disk (memory-mapped, shared by ranks and trials).
+        cache_gib: upper bound of the frame cache; the least recently used set goes first.
         decode_threads: threads of each video decoder.
         skip_corrupt: name, count and skip an undecodable frame instead of ending the trial.
     """
@@ -144,6 +145,7 @@ class DataSettings:
     workers: int = 0
     prefetch: int = 2
     cache: bool = True
+    cache_gib: float = 64.0
     decode_threads: int = 1
     skip_corrupt: bool = False
 

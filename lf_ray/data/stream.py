@@ -1,0 +1,124 @@
+"""The endless order of samples: any position of it can be asked for, by any rank. No torch.
+
+Position p of the stream belongs to rank p mod world, so every sample is seen once an epoch over all
+ranks, whatever their number and batch, and a stop at any position can be resumed.
+Letters: B positions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Positions = NDArray[np.int64]
+_WINDOW = 1000
+
+
+class Picks(NamedTuple):
+    """What is at positions [B]: the data set, the sample in it, how often it was seen."""
+
+    part: Positions
+    sample: Positions
+    epoch: Positions
+
+
+class PermutedOrder:
+    """One data set, shuffled anew each epoch."""
+
+    def __init__(self, num_samples: int, seed: int, part: int = 0) -> None:
+        self._num_samples = num_samples
+        self._key = (seed, part)
+        self._known: dict[int, NDArray[np.int64]] = {}
+
+    def at(self, positions_B: Positions) -> tuple[Positions, Positions]:
+        """Returns (sample, epoch) at positions of this data set's own stream."""
+        epoch_B, place_B = np.divmod(positions_B, self._num_samples)
+        sample_B = np.empty_like(place_B)
+        for epoch in np.unique(epoch_B).tolist():
+            is_here_B = epoch_B == epoch
+            sample_B[is_here_B] = self._permutation(epoch)[place_B[is_here_B]]
+        return sample_B, epoch_B
+
+    def _permutation(self, epoch: int) -> NDArray[np.int64]:
+        if epoch not in self._known:
+            if len(self._known) > 1:
+                del self._known[min(self._known)]
+            rng = np.random.default_rng((*self._key, epoch))
+            self._known[epoch] = rng.permutation(self._num_samples)
+        return self._known[epoch]
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """Cuts the stream between weighted data sets so that any prefix is within one of its share."""
+
+    edges: NDArray[np.float64]
+
+    def counts(self, num_positions: int) -> Positions:
+        """Returns how many of the first positions each data set has."""
+        return np.diff(np.floor(self.edges * num_positions + 1e-9)).astype(np.int64)
+
+
+class SampleStream:
+    """Samples of one data set, or of several by weight.
+
+    Args:
+        sizes: samples of each data set.
+        weights: share of each in the stream, in any unit; None weighs by samples.
+        seed: of the order.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float] | None, seed: int) -> None:
+        self._seed = seed
+        self._is_weighted = weights is not None and len(sizes) > 1
+        self._first_of_part = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        if self._is_weighted:
+            assert weights is not None
+            shares = np.asarray(weights, np.float64) / sum(weights)
+            self._shares = _Shares(np.concatenate([[0.0], np.cumsum(shares)]))
+            self._orders = [PermutedOrder(size, seed, part) for part, size in enumerate(sizes)]
+        else:
+            self._orders = [PermutedOrder(sum(sizes), seed)]
+
+    @property
+    def epoch_samples(self) -> int:
+        """Returns the samples of all data sets together."""
+        return int(self._first_of_part[-1])
+
+    def at(self, positions_B: Positions) -> Picks:
+        """Returns what is at positions of the stream."""
+        if self._is_weighted:
+            return self._weighted_at(positions_B)
+        sample_B, epoch_B = self._orders[0].at(positions_B)
+        part_B = np.searchsorted(self._first_of_part, sample_B, side="right") - 1
+        return Picks(part_B, sample_B - self._first_of_part[part_B], epoch_B)
+
+    def _weighted_at(self, positions_B: Positions) -> Picks:
+        part_B, own_B = np.empty_like(positions_B), np.empty_like(positions_B)
+        window_B, place_B = np.divmod(positions_B, _WINDOW)
+        for window in np.unique(window_B).tolist():
+            is_here_B = window_B == window
+            parts, own = self._window(window)
+            part_B[is_here_B] = parts[place_B[is_here_B]]
+            own_B[is_here_B] = own[place_B[is_here_B]]
+        sample_B, epoch_B = np.empty_like(own_B), np.empty_like(own_B)
+        for part in np.unique(part_B).tolist():
+            is_here_B = part_B == part
+            sample_B[is_here_B], epoch_B[is_here_B] = self._orders[part].at(own_B[is_here_B])
+        return Picks(part_B, sample_B, epoch_B)
+
+    def _window(self, window: int) -> tuple[Positions, Positions]:
+        """Returns data set and position in its own stream, for a window of the stream."""
+        before = self._shares.counts(window * _WINDOW)
+        counts = self._shares.counts((window + 1) * _WINDOW) - before
+        parts = np.repeat(np.arange(len(counts)), counts)
+        own = np.concatenate([start + np.arange(count) for start, count in zip(before, counts)])
+        shuffled = np.random.default_rng((self._seed, 1, window)).permutation(_WINDOW)
+        return parts[shuffled], own[shuffled]
+
+
+def rank_positions(start: int, batch_size: int, rank: int, world_size: int) -> Positions:
+    """Returns the stream's positions of one rank's batch that starts at a global position."""
+    return start + rank + world_size * np.arange(batch_size, dtype=np.int64)
