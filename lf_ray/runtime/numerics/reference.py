@@ -1,0 +1,114 @@
+"""The stored reference of a batch shape: digests of its first steps, and the first gradient.
+
+The reference is the same step without any tuning: one whole fp32 buffer sent after backward, no
+graph, no pipelining. It is taken twice; where it differs from itself, that spread is the yardstick.
+
+Shape suffixes: N elements of the flat buffers, P tensors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lf_ray.runtime.numerics.digest import Floats, StepDigest
+from lf_ray.runtime.update.flat import Slot
+
+# Half a unit in the last place of a sum of two, relative: the rounding of one fp32 addition.
+_FP32_ROUNDING = 2.0**-23
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """This rank's share of the first reduced gradient, kept on the host.
+
+    Attributes:
+        first: its first element in the flat buffers.
+        grad_N: the gradient summed over ranks.
+        abs_N: sum over ranks of the gradients' magnitudes; None up to two ranks, where the order of
+            summation can't move.
+    """
+
+    first: int
+    grad_N: Tensor
+    abs_N: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What trials of one batch shape are compared with, on one rank."""
+
+    steps: tuple[StepDigest, ...]
+    spread_frac: float
+    shard: Shard
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStepDifference:
+    """How far a trial's first reduced gradient is from the reference's, on this rank's shard.
+
+    Attributes:
+        worst_frac: largest difference of an element as a share of what summation order explains.
+        diff_sq_P: squared difference by tensor.
+        ref_sq_P: squared reference by tensor.
+    """
+
+    worst_frac: float
+    diff_sq_P: Floats
+    ref_sq_P: Floats
+
+
+def shard_bounds(num_elements: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Returns the first and one past the last element that a rank keeps."""
+    return rank * num_elements // world_size, (rank + 1) * num_elements // world_size
+
+
+def spread_frac(once: Sequence[StepDigest], again: Sequence[StepDigest]) -> float:
+    """Returns how far two runs of the reference are apart, relative; 0 if they have equal bits."""
+    if all(a.same_bits(b) for a, b in zip(once, again)):
+        return 0.0
+    worst = 0.0
+    for a, b in zip(once, again):
+        assert a.sums_P is not None
+        assert a.abs_sums_P is not None
+        assert b.sums_P is not None
+        worst = max(
+            worst,
+            _relative(a.loss, b.loss),
+            _relative(a.grad_norm, b.grad_norm),
+            float(np.max(np.abs(a.sums_P - b.sums_P) / (a.abs_sums_P + _tiny(a.abs_sums_P)))),
+        )
+    return max(worst, _FP32_ROUNDING)
+
+
+@torch.no_grad()
+def first_step_difference(
+    slots: Sequence[Slot], reduced_N: Tensor, shard: Shard, world_size: int
+) -> FirstStepDifference:
+    """Returns the difference of a reduced gradient from the reference's, on this rank's shard."""
+    last = shard.first + shard.grad_N.numel()
+    own_N = reduced_N[shard.first : last].float()
+    ref_N = shard.grad_N.to(own_N.device)
+    diff_N = own_N - ref_N
+    worst = 0.0
+    if shard.abs_N is not None:
+        bound_N = shard.abs_N.to(own_N.device) * ((world_size - 1) * _FP32_ROUNDING)
+        share_N = torch.where(diff_N == 0, torch.zeros_like(diff_N), diff_N.abs() / bound_N)
+        worst = float(share_N.nan_to_num(nan=float("inf")).max()) if share_N.numel() else 0.0
+    diff_sq, ref_sq = [], []
+    for slot in slots:
+        low, high = max(slot.first, shard.first), min(slot.last, last)
+        inside = slice(low - shard.first, max(low, high) - shard.first)
+        diff_sq.append(float(diff_N[inside].double().square().sum()))
+        ref_sq.append(float(ref_N[inside].double().square().sum()))
+    return FirstStepDifference(worst, np.array(diff_sq), np.array(ref_sq))
+
+
+def _relative(one: float, other: float) -> float:
+    return abs(one - other) / max(abs(one), np.finfo(np.float64).tiny)
+
+
+def _tiny(values_P: Floats) -> float:
+    return float(np.finfo(np.float64).tiny + values_P.mean() * 1e-12)

@@ -1,0 +1,171 @@
+"""Takes the digests of a trial's first steps, keeps references, asks the gate.
+
+Shape suffix: N elements of the flat buffers.
+"""
+
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lf_ray.protocol import GateResult
+from lf_ray.runtime.bucket_plan import BucketPlan
+from lf_ray.runtime.numerics.digest import StepDigest, step_digest
+from lf_ray.runtime.numerics.gate import RankView, gate_result, needs_bits_only
+from lf_ray.runtime.numerics.reference import (
+    FirstStepDifference,
+    Reference,
+    Shard,
+    first_step_difference,
+    shard_bounds,
+    spread_frac,
+)
+from lf_ray.runtime.rig import Rig
+
+# Runs a reference's steps; the first callback is called with a step's number when its gradient is
+# still this rank's own, the second when it is reduced.
+RunSteps = Callable[[Callable[[int], None], Callable[[int], None]], None]
+
+
+@dataclass(slots=True)
+class _Trial:
+    key: Hashable
+    buckets: BucketPlan
+    steps: list[StepDigest] = field(default_factory=list)
+    first_step: FirstStepDifference | None = None
+
+
+class NumericsWatch:
+    """One rank's side of the numerics gate.
+
+    Args:
+        rig: whose reduced gradients are looked at.
+        num_steps: first steps of every trial that are compared.
+        control_group: where ranks exchange digests; None for a single rank.
+    """
+
+    def __init__(
+        self, rig: Rig, *, num_steps: int, rank: int, num_ranks: int, control_group: Any
+    ) -> None:
+        self.num_steps = num_steps
+        self.spent_s = 0.0
+        self._rig = rig
+        self._rank, self._num_ranks = rank, num_ranks
+        self._control_group = control_group
+        self._references: dict[Hashable, Reference] = {}
+        self._plan_words: dict[Hashable, tuple[str, ...]] = {}
+        self._trial: _Trial | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Returns the size of the gradients that references keep on the host."""
+        shards = [reference.shard for reference in self._references.values()]
+        return sum(
+            shard.grad_N.nbytes + (shard.abs_N.nbytes if shard.abs_N is not None else 0)
+            for shard in shards
+        )
+
+    def knows(self, key: Hashable) -> bool:
+        """Returns whether the reference of this batch shape is there."""
+        return key in self._references
+
+    def begin(self, key: Hashable, buckets: BucketPlan) -> None:
+        """Starts to watch a trial."""
+        self._trial = _Trial(key, buckets)
+
+    def look(self, step: int) -> None:
+        """Takes the digest of a step whose gradient is reduced; later steps are left alone."""
+        if self._trial is None or step != len(self._trial.steps) or step >= self.num_steps:
+            return
+        began_s = time.perf_counter()
+        trial, rig = self._trial, self._rig
+        reference = self._references[trial.key]
+        exact = needs_bits_only(trial.buckets.comm_dtype, self._num_ranks, reference)
+        trial.steps.append(self._digest(with_sums=not exact))
+        if step == 0 and not exact:
+            trial.first_step = first_step_difference(
+                rig.flat.slots, rig.reducer.reduced_N, reference.shard, self._num_ranks
+            )
+        self.spent_s += time.perf_counter() - began_s
+
+    def take_reference(self, key: Hashable, run_steps: RunSteps, work_group: Any) -> None:
+        """Runs the reference twice and stores it.
+
+        Args:
+            key: of the batch shape.
+            run_steps: runs the first steps from the restored state.
+            work_group: over which local magnitudes are summed; None for a single rank.
+        """
+        runs: list[list[StepDigest]] = []
+        shards: list[Shard] = []
+        magnitudes: list[Tensor] = []
+        for _ in range(2):
+            digests: list[StepDigest] = []
+
+            def before(step: int) -> None:
+                if step == 0 and not magnitudes and self._num_ranks > 2:
+                    magnitudes.append(self._magnitudes(work_group))
+
+            def after(step: int, digests: list[StepDigest] = digests) -> None:
+                digests.append(self._digest(with_sums=True))
+                if step == 0 and not shards:
+                    shards.append(self._shard(magnitudes[0] if magnitudes else None))
+
+            run_steps(before, after)
+            runs.append(digests)
+        self._references[key] = Reference(tuple(runs[0]), spread_frac(*runs), shards[0])
+
+    def result(self) -> GateResult:
+        """Returns the verdict on the trial; every rank must call it."""
+        trial = self._trial
+        assert trial is not None
+        reference = self._references[trial.key]
+        plan_key = (trial.key, trial.buckets)
+        view = RankView(
+            rank=self._rank,
+            own=tuple(trial.steps),
+            reference=reference.steps,
+            spread_frac=reference.spread_frac,
+            first_step=trial.first_step,
+            plan_words=self._plan_words.get(plan_key, ()),
+        )
+        views: list[Any] = [view]
+        if self._control_group is not None and self._num_ranks > 1:
+            views = [None] * self._num_ranks
+            dist.all_gather_object(views, view, group=self._control_group)
+        names = [slot.name for slot in self._rig.flat.slots]
+        verdict = gate_result(views, trial.buckets, names)
+        if verdict.passed and verdict.num_steps == self.num_steps:
+            self._plan_words[plan_key] = tuple(digest.shared_word for digest in trial.steps)
+        return verdict
+
+    def _digest(self, *, with_sums: bool) -> StepDigest:
+        rig = self._rig
+        return step_digest(
+            rig.flat.slots,
+            rig.reducer.reduced_N,
+            rig.train_step.loss,
+            rig.optimizer.grad_norm,
+            with_sums=with_sums,
+        )
+
+    @torch.no_grad()
+    def _magnitudes(self, work_group: Any) -> Tensor:
+        """Returns the sum over ranks of the magnitudes of gradients not yet reduced."""
+        magnitudes_N = self._rig.reducer.reduced_N.abs()
+        dist.all_reduce(magnitudes_N, group=work_group)
+        return magnitudes_N
+
+    @torch.no_grad()
+    def _shard(self, magnitudes_N: Tensor | None) -> Shard:
+        reduced_N = self._rig.reducer.reduced_N
+        first, last = shard_bounds(reduced_N.numel(), self._rank, self._num_ranks)
+        return Shard(
+            first=first,
+            grad_N=reduced_N[first:last].to("cpu", copy=True),
+            abs_N=None if magnitudes_N is None else magnitudes_N[first:last].to("cpu", copy=True),
+        )

@@ -1,0 +1,101 @@
+"""What a group keeps between trials: the model with flat buffers, its optimizer and a snapshot.
+
+Shape suffix: N elements of the flat buffers.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lf_ray.protocol import GradientTensor
+from lf_ray.runtime.bucket_plan import BucketPlan, bucket_plan
+from lf_ray.runtime.numerics.digest import checksum
+from lf_ray.runtime.overlap import GradientReducer, NoCollective, ready_order
+from lf_ray.runtime.steps.laps import NoLaps
+from lf_ray.runtime.steps.train_step import StepInputs, TrainStep, requires_backward
+from lf_ray.runtime.update.flat import FlatParameters, gradient_tensors
+from lf_ray.runtime.update.optimizer import FlatAdamW
+from lf_ray.settings import TrainSettings
+
+
+class Rig:
+    """One worker's trainable state, laid out in the ready order of its first backward.
+
+    Args:
+        model: an nn.Module that is a `StepModel`, on its device.
+        inputs: of the first step.
+    """
+
+    def __init__(
+        self, model: Any, inputs: StepInputs, settings: TrainSettings, *, num_ranks: int
+    ) -> None:
+        self.model = model
+        device = next(model.parameters()).device
+        self.dropout = torch.Generator(device)
+        if hasattr(model, "set_generator"):
+            model.set_generator(self.dropout)
+        self.is_prefix_frozen = True
+        named = self._ready_parameters(inputs)
+        self.gradients: tuple[GradientTensor, ...] = gradient_tensors(named)
+        self.flat = FlatParameters(named)
+        self.optimizer = FlatAdamW(self.flat, settings)
+        self.reducer = GradientReducer(self.flat)
+        self.train_step = TrainStep(
+            model,
+            self.reducer,
+            self.optimizer,
+            prefix_is_frozen=self.is_prefix_frozen,
+            num_ranks=num_ranks,
+        )
+        self._snapshot_N = self._to_host(self.flat.master_N)
+        self._buffers = {name: self._to_host(item) for name, item in model.named_buffers()}
+
+    @property
+    def whole_buffer(self) -> BucketPlan:
+        """Returns the plan of the reference: everything in one fp32 message."""
+        return bucket_plan(self.gradients, 1.0, "fp32", bounds=[self.gradients[-1].name])
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Brings back weights, buffers and optimizer as they were before any step."""
+        self.flat.master_N.copy_(self._snapshot_N, non_blocking=True)
+        self.flat.refresh_weights()
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(self._buffers[name])
+        self.optimizer.reset()
+
+    def rehearse(self, inputs: StepInputs) -> None:
+        """Runs forward and backward on a batch without sending or updating anything."""
+        self.reducer.use(self.whole_buffer, 0, NoCollective())
+        features = self.train_step.prefix(inputs.batches, NoLaps())
+        self.train_step.forward_backward(features, inputs, NoLaps())
+
+    def weights_checksum(self) -> int:
+        """Returns a checksum over the bits of all masters."""
+        return int(checksum(self.flat.master_N))
+
+    def close(self) -> None:
+        """Takes the hooks off the model."""
+        self.reducer.close()
+
+    def _ready_parameters(self, inputs: StepInputs) -> list[tuple[str, torch.nn.Parameter]]:
+        trainable = {
+            name: parameter
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        }
+
+        def first_backward() -> None:
+            features = self.model.prefix(inputs.batches[0])
+            self.is_prefix_frozen = not requires_backward(features)
+            self.model.head_loss(features, inputs.batches[0], inputs.draws[0]).backward()
+
+        order = ready_order(list(trainable.items()), first_backward)
+        return [(name, trainable[name]) for name in order]
+
+    def _to_host(self, values: Tensor) -> Tensor:
+        host = torch.empty(
+            values.shape, dtype=values.dtype, pin_memory=values.device.type == "cuda"
+        )
+        return host.copy_(values)

@@ -1,0 +1,1 @@
+"""How a step runs: its inputs, its pieces, their order and their times."""

@@ -1,0 +1,123 @@
+"""What every step reads: batches in the loader's order, on the device, with their draws.
+
+The first steps' batches are held, so that the reference and each trial's first steps see the same
+data without decoding it again.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lf_ray.runtime.draws import step_seed
+from lf_ray.runtime.parts import Batch, Loader, Parts
+from lf_ray.runtime.steps.laps import Laps
+from lf_ray.runtime.steps.train_step import StepInputs
+
+
+@dataclass(frozen=True, slots=True)
+class FeedKey:
+    """What a feed's numbers follow from, rank aside."""
+
+    seed: int
+    batch_size: int
+    accumulation: int
+
+
+class Feed:
+    """The inputs of one rank's steps.
+
+    Args:
+        key: seed and batch shape.
+        loader: of this rank, for this seed and batch size.
+        parts: where draws come from.
+        model: says which draws it needs.
+        place: rank and number of ranks.
+        num_held: steps whose batches are kept.
+    """
+
+    def __init__(
+        self,
+        key: FeedKey,
+        loader: Loader,
+        parts: Parts,
+        model: Any,
+        *,
+        place: tuple[int, int],
+        device: torch.device,
+        num_held: int,
+    ) -> None:
+        self.key = key
+        self.loader = loader
+        self._parts = parts
+        self._draw_shapes = model.draw_shapes(key.batch_size)
+        self._rank, num_ranks = place
+        self._samples_per_step = key.batch_size * key.accumulation * num_ranks
+        self._device = device
+        self._generator = torch.Generator(device)
+        self._num_held = num_held
+        self._held: list[list[Batch]] = []
+        self._loader_step = -1
+
+    @property
+    def held_bytes(self) -> int:
+        """Returns the size of the batches that are kept."""
+        return sum(
+            tensor.nbytes
+            for batches in self._held
+            for batch in batches
+            for tensor in batch.values()
+        )
+
+    def rewind(self) -> None:
+        """Goes back to the first step; the loader may start on what follows the held ones."""
+        self._seek(len(self._held))
+
+    def next(self, step: int, laps: Laps) -> tuple[StepInputs, float]:
+        """Returns the inputs of a step and the seconds that were waited for its data."""
+        batches, wait_s = self._batches(step)
+        laps.lap("data_wait")
+        on_device = [
+            {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.items()}
+            for batch in batches
+        ]
+        inputs = StepInputs(on_device, self._draws(step))
+        laps.lap("host_to_device")
+        return inputs, wait_s
+
+    def dropout_seed(self, step: int) -> int:
+        """Returns what the model's dropout generator is set to before a step."""
+        return step_seed("dropout", self.key.seed, step, self._rank)
+
+    def close(self) -> None:
+        """Ends the loader and lets go of the held batches."""
+        self.loader.close()
+        self._held.clear()
+
+    def _draws(self, step: int) -> list[dict[str, torch.Tensor]]:
+        return [
+            self._parts.draws(
+                self._draw_shapes, self._generator, self.key.seed, step, self._rank, micro_batch
+            )
+            for micro_batch in range(self.key.accumulation)
+        ]
+
+    def _batches(self, step: int) -> tuple[list[Batch], float]:
+        if step < len(self._held):
+            return self._held[step], 0.0
+        self._seek(step)
+        batches, waited_s = [], 0.0
+        for _ in range(self.key.accumulation):
+            batch, wait_s = self.loader.next()
+            batches.append(batch)
+            waited_s += wait_s
+        self._loader_step += 1
+        if step < self._num_held:
+            # The loader may use its buffers again.
+            self._held.append([{name: item.clone() for name, item in b.items()} for b in batches])
+        return batches, waited_s
+
+    def _seek(self, step: int) -> None:
+        if self._loader_step != step:
+            self.loader.seek(step * self._samples_per_step)
+            self._loader_step = step

@@ -1,0 +1,134 @@
+"""What a request comes to on this group: batch, schedule, buckets, order of the step."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from lf_ray.errors import ConfigError, four_parts
+from lf_ray.protocol import GradientTensor, KnobValue, TrialRequest
+from lf_ray.runtime.bucket_plan import (
+    BucketPlan,
+    bucket_plan,
+    issued_during_backward,
+    share_during_backward,
+)
+from lf_ray.runtime.steps.feed import FeedKey
+from lf_ray.runtime.update.schedule import LrSchedule, lr_schedule
+from lf_ray.settings import GraphScope, SweepConfig, Switch, with_knobs
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPlan:
+    """A request, resolved against the group that runs it.
+
+    Attributes:
+        config: the group's settings with the request's knobs.
+        pipelined: the prefix of the next batch runs beside the update.
+    """
+
+    config: SweepConfig
+    feed: FeedKey
+    num_ranks: int
+    schedule: LrSchedule
+    buckets: BucketPlan
+    num_leading: int
+    pipelined: bool
+
+    @property
+    def global_batch(self) -> int:
+        """Returns the samples over all ranks that one step consumes."""
+        return self.feed.batch_size * self.feed.accumulation * self.num_ranks
+
+    @property
+    def scope(self) -> GraphScope:
+        """Returns how much of the step is captured."""
+        return self.config.graph.scope
+
+    @property
+    def reference_key(self) -> tuple[FeedKey, LrSchedule]:
+        """Returns what a reference's numbers follow from."""
+        return self.feed, self.schedule
+
+    @property
+    def compute_key(self) -> tuple[int, int, str, bool]:
+        """Returns what the step's time without communication follows from."""
+        return self.feed.batch_size, self.feed.accumulation, self.scope.value, self.pipelined
+
+    def effective(self) -> dict[str, KnobValue]:
+        """Returns what the plan really does, by name."""
+        sizes = [bucket.num_bytes for bucket in self.buckets.buckets]
+        ratio = self.config.overlap.ratio
+        return {
+            "num_buckets": len(sizes),
+            "bucket_bytes_min": min(sizes),
+            "bucket_bytes_max": max(sizes),
+            "split_layers": len(self.buckets.split_layers),
+            "share_during_backward": share_during_backward(self.buckets, ratio),
+            "bytes_on_wire": self.buckets.num_bytes,
+            "gradient_bytes": self.buckets.num_elements * 4,
+            "bucket_plan": self.buckets.signature(ratio),
+            "global_batch": self.global_batch,
+            "lr": self.schedule.peak,
+            "warmup_steps": self.schedule.warmup_steps,
+            "world_size": self.num_ranks,
+            "prefix": "pipelined" if self.pipelined else "plain",
+        }
+
+
+def trial_plan(
+    config: SweepConfig,
+    request: TrialRequest,
+    gradients: Sequence[GradientTensor],
+    *,
+    frozen_prefix: bool,
+) -> TrialPlan:
+    """Returns the plan of a request.
+
+    Args:
+        config: the group's settings; its batch is the one that lr and warm-up belong to where
+            train.base_global_batch does not say.
+        request: its knobs are laid over the settings.
+        gradients: in ready order.
+        frozen_prefix: no update touches the model's prefix.
+    """
+    knobs = dict(request.knobs)
+    asked = with_knobs(config, knobs)
+    feed = feed_key(config, request)
+    global_batch = feed.batch_size * feed.accumulation * config.num_workers
+    base = config.batch.per_gpu * config.batch.accumulation * config.num_workers
+    buckets = bucket_plan(gradients, asked.overlap.bucket_size_mb, asked.overlap.comm_dtype.value)
+    return TrialPlan(
+        config=asked,
+        feed=feed,
+        num_ranks=config.num_workers,
+        schedule=lr_schedule(
+            asked.train, asked.batch.lr_rule, global_batch, asked.train.base_global_batch or base
+        ),
+        buckets=buckets,
+        num_leading=issued_during_backward(buckets, asked.overlap.ratio),
+        pipelined=_is_pipelined(asked, knobs, frozen_prefix=frozen_prefix),
+    )
+
+
+def feed_key(config: SweepConfig, request: TrialRequest) -> FeedKey:
+    """Returns seed and batch shape of a request."""
+    asked = with_knobs(config, dict(request.knobs)).batch
+    return FeedKey(request.seed, asked.per_gpu, asked.accumulation)
+
+
+def _is_pipelined(
+    config: SweepConfig, knobs: Mapping[str, KnobValue], *, frozen_prefix: bool
+) -> bool:
+    if config.pipeline.prefix is Switch.off:
+        return False
+    if not frozen_prefix:
+        model = config.model
+        raise ConfigError(
+            four_parts(
+                "planning a trial with pipeline.prefix=on",
+                "the prefix can run ahead only where no update touches it",
+                f"model.tune_llm={model.tune_llm}, model.tune_visual={model.tune_visual}",
+                "Set both to false, or pipeline.prefix=off.",
+            )
+        )
+    # Only a step that is captured with its update can run the two side by side.
+    return config.graph.scope is GraphScope.step_optimizer

@@ -1,0 +1,1 @@
+"""What turns reduced gradients into new weights: flat buffers, AdamW, the learning-rate rule."""

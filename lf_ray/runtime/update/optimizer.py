@@ -1,0 +1,82 @@
+"""AdamW over the flat buffers, with averaging and clipping folded into the update.
+
+Learning rate and step count are tensors, so that a captured step reads them as inputs.
+
+Shape suffix: N elements of the flat buffers.
+"""
+
+import torch
+from torch import Tensor
+
+from lf_ray.runtime.update.flat import FlatParameters
+from lf_ray.settings import TrainSettings
+
+# torch.nn.utils.clip_grad_norm_ adds the same to the norm before it divides.
+_CLIP_EPS = 1e-6
+
+
+class FlatAdamW:
+    """The optimizer of one rank.
+
+    Args:
+        flat: what is updated.
+        settings: betas, eps, weight decay and the norm to clip at.
+    """
+
+    def __init__(self, flat: FlatParameters, settings: TrainSettings) -> None:
+        device = flat.master_N.device
+        self._flat = flat
+        self._settings = settings
+        self.exp_avg_N = torch.zeros_like(flat.master_N)
+        self.exp_avg_sq_N = torch.zeros_like(flat.master_N)
+        self.lr = torch.zeros((), device=device)
+        self.num_steps = torch.zeros((), device=device)
+        self.grad_norm = torch.zeros((), device=device)
+        self.grad_divisor = torch.ones((), device=device)
+
+    def reset(self) -> None:
+        """Forgets all moments."""
+        for state in (self.exp_avg_N, self.exp_avg_sq_N, self.lr, self.num_steps, self.grad_norm):
+            state.zero_()
+
+    def set_inputs(self, lr: float, num_steps: int) -> None:
+        """Sets the rate and the step count (from 1) of the coming update."""
+        self.lr.fill_(lr)
+        self.num_steps.fill_(num_steps)
+
+    @torch.no_grad()
+    def clip(self, grad_N: Tensor, num_summed: int) -> None:
+        """Computes the norm of the mean gradient and what the sum must be divided by.
+
+        Args:
+            grad_N: gradient summed over ranks and micro-batches.
+            num_summed: ranks times micro-batches.
+        """
+        norm = torch.linalg.vector_norm(grad_N, dtype=torch.float32) / num_summed
+        self.grad_norm.copy_(norm)
+        excess = (norm + _CLIP_EPS) / self._settings.clip_norm
+        self.grad_divisor.copy_(excess.clamp(min=1.0) * num_summed)
+
+    @torch.no_grad()
+    def update(self, grad_N: Tensor) -> None:
+        """Updates masters and weights from the summed gradient, which it may overwrite."""
+        if grad_N.dtype != torch.float32:
+            grad_N = self._flat.grad_N.copy_(grad_N)
+        torch._fused_adamw_(
+            [self._flat.master_N],
+            [grad_N],
+            [self.exp_avg_N],
+            [self.exp_avg_sq_N],
+            [],
+            [self.num_steps],
+            lr=self.lr,
+            beta1=self._settings.beta1,
+            beta2=self._settings.beta2,
+            weight_decay=self._settings.weight_decay,
+            eps=self._settings.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=self.grad_divisor,
+            found_inf=None,
+        )
+        self._flat.refresh_weights()

@@ -1,0 +1,94 @@
+"""A session on gloo ranks: overlap changes nothing, the gate sees what does, warm equals cold."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lf_ray.runtime.session import Session
+from lf_ray.testing.ranks import RankPlace, RankPool
+from lf_ray.testing.toy import ToyParts, toy_config, toy_request
+
+Ranks = Callable[[int], RankPool]
+KIB = 1 / 1024
+
+PLANS: list[dict[str, Any]] = [
+    {"overlap.bucket_size_mb": size, "overlap.ratio": ratio}
+    for size in (4 * KIB, 16 * KIB, 1.0)
+    for ratio in (0.0, 0.5, 1.0)
+]
+
+
+def _session(place: RankPlace, parts: ToyParts | None = None) -> Session:
+    config = toy_config(place.world_size)
+    return Session(
+        config,
+        place.rank,
+        place.world_size,
+        "cpu",
+        place.work_group,
+        place.control_group,
+        parts or ToyParts(),
+    )
+
+
+def _trial(
+    session: Session, knobs: dict[str, Any], steps: int = 6, seed: int = 0
+) -> dict[str, Any]:
+    request = toy_request(session._config, knobs, seed=seed)
+    effective = session.prepare(request)
+    session.rehearse()
+    samples = session.run(1)
+    samples += session.run(steps - 1)
+    gate = session.gate()
+    result = {
+        "losses": [sample.loss for sample in samples],
+        "norms": [sample.grad_norm for sample in samples],
+        "weights": session.weights_checksum(),
+        "gate": gate.to_json(),
+        "effective": dict(effective),
+        "phases": dict(samples[-1].phases_s),
+        "wall": samples[-1].wall_s,
+    }
+    result["levels"] = dict(session.reset())
+    return result
+
+
+def _trials(place: RankPlace, trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    session = _session(place)
+    results = [_trial(session, knobs) for knobs in trials]
+    session.close()
+    return results
+
+
+def _warm_and_cold(place: RankPlace, a: dict[str, Any], b: dict[str, Any]) -> list[Any]:
+    warm = _session(place)
+    _trial(warm, b, seed=1)
+    _trial(warm, {**b, "overlap.comm_dtype": "bf16"})
+    after_b = _trial(warm, a)
+    cold = _trial(_session(place), a)
+    return [after_b, cold]
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_plans_pass_the_gate(ranks: Ranks, world_size: int) -> None:
+    results = ranks(world_size).run(_trials, PLANS)
+    for rank_results in results:
+        for knobs, result in zip(PLANS, rank_results):
+            assert result["gate"]["passed"], (knobs, result["gate"])
+    for index in range(len(PLANS)):
+        assert len({str(r[index]["norms"]) + str(r[index]["weights"]) for r in results}) == 1
+
+
+def test_two_ranks_are_bit_equal_whatever_the_plan(ranks: Ranks) -> None:
+    for rank_results in ranks(2).run(_trials, PLANS):
+        assert all(result["gate"]["bit_equal"] for result in rank_results)
+        assert len({result["weights"] for result in rank_results}) == 1
+
+
+def test_warm_equals_cold(ranks: Ranks) -> None:
+    a = {"overlap.bucket_size_mb": 4 * KIB, "overlap.ratio": 0.5, "batch.accumulation": 2}
+    b = {"overlap.bucket_size_mb": 1.0, "batch.per_gpu": 2}
+    for warm, cold in ranks(2).run(_warm_and_cold, a, b):
+        for name in ("losses", "norms", "weights", "gate", "effective"):
+            assert warm[name] == cold[name]
