@@ -108,6 +108,7 @@ class FakeSession:
     sleeps: bool = True
     samples_per_step: int = 8
     lr: list[float] = field(default_factory=list)
+    costs_s: dict[str, float] = field(default_factory=dict)
     request: TrialRequest | None = None
     step: int = 0
     weights: float = 1.0

@@ -35,6 +35,11 @@ class WorkerSession(Protocol):
         """Returns what is sent, in ready order; empty before the first backward."""
         ...
 
+    @property
+    def costs_s(self) -> Mapping[str, float]:
+        """Returns seconds of this visit that a phase hides, by name: reference ..."""
+        ...
+
     def prepare(self, request: TrialRequest) -> Mapping[str, KnobValue]:
         """Builds what the request asks for, without communication; returns what is in force."""
         ...

@@ -96,6 +96,16 @@ class GroupOwner(Hub):
                 self._note(record.outcome, f"attempt {attempt}")
             return self._complete(record, attempt, restart_s, requested_s)
 
+    async def prepare(self, knobs: Knobs) -> None:
+        """Begins to start the group before the first request is there."""
+        self._tend()
+        if self.group.state is State.COLD and not self.closed:
+            self._start(knobs, "started ahead of the first request")
+
+    async def given_up(self) -> str:
+        """Returns why no further request should be tried; empty while it should."""
+        return self.group.gave_up
+
     async def state(self) -> dict[str, Any]:
         """Returns where the group stands and how it got there."""
         return {

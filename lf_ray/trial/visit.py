@@ -244,6 +244,7 @@ class _Visit:
     def record(self, outcome: TrialOutcome) -> TrialRecord:
         """Returns what is kept of the visit, as far as it came."""
         self.ledger.clock_s["finished"] = self.bench.clock.wall_s()
+        self.ledger.charge("reference", self.session.costs_s.get("reference", 0.0))
         ran = bool(self.ledger.step_s)
         return self.ledger.record(
             outcome,

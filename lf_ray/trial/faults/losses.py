@@ -75,8 +75,11 @@ def loss_of(signs: Signs) -> TrialOutcome | None:
 
 
 def _named(ended: TrialOutcome, gone: Sequence[int]) -> TrialOutcome:
-    """Returns the launcher's reason with the rank that only the processes tell."""
-    if ended.rank is not None or not gone:
+    """Returns the launcher's reason with the rank that only the processes tell.
+
+    Ranks that lost a peer report first and say nothing of the cause; the one that is gone is it.
+    """
+    if not gone or (ended.rank is not None and ended.rank not in gone):
         return ended
     text = f"the process of rank {gone[0]} is gone; {ended.reason}"
     return lost(ended.error_kind, text, gone[0])

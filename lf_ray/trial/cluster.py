@@ -1,0 +1,175 @@
+"""Ray itself: started for a sweep or joined by address, kept quiet, and gone without a trace.
+
+The one place that sets environment variables, since Ray and its parts can be reached no other way.
+"""
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util import placement_group_table
+
+from lf_ray.errors import MachineError, four_parts
+from lf_ray.settings import SweepConfig
+from lf_ray.trial.faults.leftovers import describe, end_marked, marked_processes
+
+NAMESPACE = "lf_ray"
+SWEEP_MARK = "LF_RAY_SWEEP"
+_STOP_S = 15.0
+
+RAY_ENVIRONMENT: Mapping[str, str] = {
+    # Workers' deaths are seen by the owner at once; this only paces how fast Train gives back
+    # their resources (default 2 s).
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_AUTO_CALLBACK_SYNCER": "1",
+}
+
+
+@dataclass(kw_only=True, slots=True)
+class Cluster:
+    """A running Ray that a sweep may use.
+
+    Attributes:
+        mark: tells this sweep's processes from all others; every one of them inherits it.
+        ours: it was started here and ends with the sweep.
+        placement_groups: those that were there before.
+    """
+
+    mark: str
+    ours: bool
+    placement_groups: frozenset[str] = frozenset()
+    environment: dict[str, str | None] = field(default_factory=dict)
+
+
+def start_cluster(config: SweepConfig, folder: Path | None = None) -> Cluster:
+    """Starts Ray on this machine, or joins the cluster at `cluster.address`.
+
+    Args:
+        config: sizes the cluster: at least one core for each worker.
+        folder: where Ray's Python side logs; Ray's own logs stay in its session folder.
+
+    Raises:
+        MachineError: Ray does not start, or there is none at the address.
+    """
+    mark = uuid.uuid4().hex
+    before = _set_environment({**RAY_ENVIRONMENT, SWEEP_MARK: mark})
+    _quiet(folder)
+    address = config.cluster.address if config.cluster.kind == "ray" else None
+    try:
+        _init(config, address)
+    except (RuntimeError, ConnectionError, ValueError, OSError) as error:
+        _set_environment(before)
+        raise MachineError(
+            four_parts(
+                f"joining Ray at {address}" if address else "starting Ray",
+                "a sweep runs on a Ray cluster that answers",
+                f"{type(error).__name__}: {error}",
+                "Check cluster.address." if address else "See the newest folder in /tmp/ray.",
+            )
+        ) from error
+    return Cluster(
+        mark=mark,
+        ours=address is None,
+        placement_groups=frozenset(_placement_groups()),
+        environment=before,
+    )
+
+
+def _init(config: SweepConfig, address: str | None) -> None:
+    common: dict[str, Any] = {
+        "namespace": NAMESPACE,
+        "log_to_driver": False,
+        # With False, Ray would drop the handlers that `_quiet` set.
+        "configure_logging": True,
+        "logging_level": logging.WARNING,
+    }
+    if address:
+        ray.init(address=address, **common)
+        return
+    cores = len(os.sched_getaffinity(0))
+    workers = config.cluster.workers or 1
+    ray.init(
+        # Two gloo workers on one core are slow, but they are a sweep.
+        num_cpus=max(cores, workers),
+        num_gpus=workers if config.cluster.device == "cuda" else 0,
+        include_dashboard=False,
+        **common,
+    )
+
+
+def _quiet(folder: Path | None) -> None:
+    """Sends what Ray says on the driver to a file of the sweep, or nowhere without a folder."""
+    # The raylet's own messages (a worker has died) are printed past all logging. There is no
+    # setting for them; tests/canaries/test_ray_seams.py guards this name.
+    ray._private.worker.print_to_stdstream = _log_raylet_message
+    logger = logging.getLogger("ray")
+    logger.propagate = False
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+    if folder is None:
+        logger.addHandler(logging.NullHandler())
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder / "ray.log", delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+
+
+def _log_raylet_message(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+    for line in data["lines"]:
+        logging.getLogger("ray").warning("%s: %s", data["pid"], line)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Sets (or removes, where None) variables and returns what they were."""
+    before = {name: os.environ.get(name) for name in values}
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    return before
+
+
+def _placement_groups() -> list[str]:
+    table: dict[str, dict[str, Any]] = placement_group_table()
+    return [name for name, item in table.items() if item.get("state") != "REMOVED"]
+
+
+def stop_cluster(cluster: Cluster) -> list[str]:
+    """Leaves Ray, ends it if it is ours, and returns what was still there and had to be ended."""
+    groups: list[str] = []
+    if ray.is_initialized():
+        groups = sorted(set(_placement_groups()) - cluster.placement_groups)
+        ray.shutdown()
+    _set_environment(cluster.environment)
+    left = leftovers(cluster, within_s=_STOP_S)
+    if left:
+        end_marked(SWEEP_MARK, cluster.mark)
+    return left if cluster.ours else [*left, *(f"placement group {name}" for name in groups)]
+
+
+def leftovers(cluster: Cluster, within_s: float = 0.0) -> list[str]:
+    """Returns the sweep's processes on this machine that are still alive after `within_s`.
+
+    The driver itself is none of them: it was started before its mark.
+    """
+    ends_s = time.monotonic() + within_s
+    while True:
+        pids = [p for p in marked_processes(SWEEP_MARK, cluster.mark) if p != os.getpid()]
+        if not pids or time.monotonic() >= ends_s:
+            return [describe(pid) for pid in pids]
+        time.sleep(0.1)

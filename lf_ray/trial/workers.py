@@ -1,0 +1,262 @@
+"""A worker group as one long Ray Train run: how it is started, watched and ended.
+
+The only file with ray.train. The trainer's function builds the process groups, then hands over to
+`ranks.serve`, which knows no Ray. torch and ray.train are imported where they are used: the driver
+imports this file and stays free of both.
+"""
+
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from lf_ray.clock import SystemClock
+from lf_ray.protocol import Knobs, TrialOutcome
+from lf_ray.settings import SweepConfig, with_knobs
+from lf_ray.trial.contracts import WorkerSession
+from lf_ray.trial.faults.leftovers import end_marked, process_state
+from lf_ray.trial.faults.outcomes import PEER_LOST, error_kind, lost
+from lf_ray.trial.group import Policy
+from lf_ray.trial.owner import GroupOwner
+from lf_ray.trial.ranks.serve import Order, ServeSettings, serve
+
+GROUP_MARK = "LF_RAY_GROUP"
+CONTROL_TIMEOUT_S = 1800.0
+"""Last resort only: every wait on the control line has a deadline at the owner."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a session finds itself.
+
+    Attributes:
+        config: with the knobs set that the group was started for.
+        device: "cpu" or "cuda:N".
+        work_group: process group that carries gradients; `control_group` carries everything else.
+    """
+
+    config: SweepConfig
+    rank: int
+    world_size: int
+    device: str
+    work_group: Any
+    control_group: Any
+
+
+def native_session(place: Place) -> WorkerSession:
+    """Returns the session that trains the project's own model."""
+    from lf_ray.runtime.session import Session
+
+    session: WorkerSession = Session(
+        place.config,
+        place.rank,
+        place.world_size,
+        place.device,
+        place.work_group,
+        place.control_group,
+    )
+    return session
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupPlan:
+    """Everything that a group is started from.
+
+    Attributes:
+        folder: where Ray Train keeps its files.
+        make_session: picklable; called once on each rank.
+        environment: variables that workers start with.
+    """
+
+    config: SweepConfig
+    folder: Path
+    make_session: Callable[[Place], WorkerSession] = native_session
+    serve: ServeSettings = field(default_factory=ServeSettings)
+    policy: Policy = field(default_factory=Policy)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Returns whether each rank has a GPU."""
+        return self.config.cluster.device == "cuda"
+
+
+class RankLink:
+    """A rank's line to the owner actor."""
+
+    def __init__(self, owner: Any, incarnation: int, rank: int) -> None:
+        self._owner = owner
+        self._incarnation = incarnation
+        self._rank = rank
+
+    def next_order(self, after: int) -> Order:
+        """Asks the owner for work; blocks up to a second."""
+        return Order(**ray.get(self._owner.next_order.remote(self._incarnation, after)))
+
+    def tell(self, what: str, value: Mapping[str, Any]) -> None:
+        """Tells the owner of an event and does not wait for it to be heard."""
+        self._owner.tell.remote(self._incarnation, self._rank, what, dict(value))
+
+
+def serve_rank(loop_config: dict[str, Any]) -> None:
+    """Runs on each worker of the Train run, until the owner says leave."""
+    import os
+
+    import ray.train
+    import torch
+    import torch.distributed as dist
+
+    from lf_ray.trial.ranks.control import GlooControl, control_group
+
+    plan: GroupPlan = loop_config["plan"]
+    context = ray.train.get_context()
+    rank, world_size = context.get_world_rank(), context.get_world_size()
+    link = RankLink(loop_config["owner"], loop_config["incarnation"], rank)
+    runtime = ray.get_runtime_context()
+    me = {"pid": os.getpid(), "node": runtime.get_node_id(), "actor": runtime.current_actor}
+    link.tell("hello", me)
+    here = context.get_local_world_size()
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here))
+    control = control_group(CONTROL_TIMEOUT_S)
+    place = Place(
+        config=with_knobs(plan.config, loop_config["knobs"]),
+        rank=rank,
+        world_size=world_size,
+        device=f"cuda:{context.get_local_rank()}" if plan.on_gpu else "cpu",
+        work_group=dist.group.WORLD,
+        control_group=control,
+    )
+    serve(
+        link,
+        GlooControl(control),
+        lambda: plan.make_session(place),
+        clock=SystemClock(),
+        settings=plan.serve,
+    )
+
+
+class RayLauncher:
+    """Starts and ends the ranks of a group as workers of a Train run."""
+
+    def __init__(self, plan: GroupPlan) -> None:
+        self.plan = plan
+        self.owner: Any = None
+        self.node = ray.get_runtime_context().get_node_id()
+        self._mark = uuid.uuid4().hex
+        self._ended: dict[int, TrialOutcome] = {}
+
+    @property
+    def num_ranks(self) -> int:
+        """Returns the number of ranks of a group."""
+        return self.plan.config.num_workers
+
+    def start(self, incarnation: int, knobs: Knobs) -> None:
+        """Begins a Train run in a thread of its own."""
+        threading.Thread(
+            target=self._fit, args=(incarnation, dict(knobs)), name="train-fit", daemon=True
+        ).start()
+
+    def _fit(self, incarnation: int, knobs: dict[str, Any]) -> None:
+        try:
+            self._trainer(incarnation, knobs).fit()
+            outcome = lost("worker_lost", "the workers have left")
+        except Exception as error:
+            outcome = _outcome_of(error)
+        self._ended[incarnation] = outcome
+
+    def _trainer(self, incarnation: int, knobs: dict[str, Any]) -> Any:
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.torch import TorchConfig, TorchTrainer
+
+        gpu = {"GPU": 1} if self.plan.on_gpu else {}
+        owner = self.owner or ray.get_runtime_context().current_actor
+        environment = {
+            "OMP_NUM_THREADS": "1",
+            **self.plan.environment,
+            GROUP_MARK: self._mark_of(incarnation),
+        }
+        return TorchTrainer(
+            serve_rank,
+            train_loop_config={
+                "plan": self.plan,
+                "owner": owner,
+                "incarnation": incarnation,
+                "knobs": knobs,
+            },
+            torch_config=TorchConfig(
+                backend="nccl" if self.plan.on_gpu else "gloo", timeout_s=int(CONTROL_TIMEOUT_S)
+            ),
+            scaling_config=ScalingConfig(
+                num_workers=self.num_ranks,
+                use_gpu=self.plan.on_gpu,
+                resources_per_worker={"CPU": 1, **gpu},
+                placement_strategy="STRICT_PACK",
+            ),
+            run_config=RunConfig(
+                name=f"group-{self._mark[:8]}-{incarnation}",
+                storage_path=str(self.plan.folder.resolve()),
+                # Retries are the owner's, who knows which request was lost.
+                failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
+                worker_runtime_env={"env_vars": environment},
+            ),
+        )
+
+    def _mark_of(self, incarnation: int) -> str:
+        return f"{self._mark}-{incarnation}"
+
+    def ended(self, incarnation: int) -> TrialOutcome | None:
+        """Returns why the Train run is over, None while it is not."""
+        return self._ended.get(incarnation)
+
+    def process(self, member: Mapping[str, Any]) -> str:
+        """Returns what is known of a rank's process on this node; others are unknown."""
+        return process_state(member["pid"]) if member["node"] == self.node else "unknown"
+
+    def kill(self, incarnation: int, members: Mapping[int, Mapping[str, Any]]) -> None:
+        """Ends all workers of the run and their children."""
+        end_marked(GROUP_MARK, self._mark_of(incarnation))
+        for member in members.values():
+            if member["node"] != self.node:
+                ray.kill(member["actor"])
+
+
+def _outcome_of(error: Exception) -> TrialOutcome:
+    """Returns what Train's error says: which rank, and whether the host's memory was the reason."""
+    failures: Mapping[int, Exception] = getattr(error, "worker_failures", None) or {}
+    causes = [(rank, item) for rank, item in failures.items() if error_kind(item) != PEER_LOST]
+    rank, cause = min(causes, default=(None, error), key=lambda item: item[0])
+    text = f"{type(cause).__name__}: {cause}"
+    low = "low on memory" in text or "OutOfMemory" in type(cause).__name__
+    return lost("host_memory" if low else "worker_lost", text, rank)
+
+
+class GroupActor(GroupOwner):
+    """The owner as a Ray actor."""
+
+    def __init__(self, plan: GroupPlan) -> None:
+        launcher = RayLauncher(plan)
+        super().__init__(launcher, SystemClock(), policy=plan.policy, start_s=plan.serve.start_s)
+        launcher.owner = ray.get_runtime_context().current_actor
+
+
+def start_owner(plan: GroupPlan) -> Any:
+    """Returns the handle of a new owner, which lives as long as the driver or until it is closed.
+
+    Not detached: a detached owner would keep its workers, and every core, past a killed driver.
+    """
+    absolute = replace(plan, folder=plan.folder.resolve())
+    return ray.remote(num_cpus=0, max_restarts=0)(GroupActor).remote(absolute)
+
+
+def close_owner(owner: Any, within_s: float = 30.0) -> None:
+    """Closes the group and ends its owner."""
+    try:
+        ray.get(owner.close.remote(), timeout=within_s)
+    except (ray.exceptions.RayError, TimeoutError):
+        pass
+    finally:
+        ray.kill(owner)
