@@ -1,0 +1,1 @@
+"""The parts that decide: pure functions of what the journal says."""

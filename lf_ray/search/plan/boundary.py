@@ -1,0 +1,74 @@
+"""What is known not to fit, and what is known to be the same: points that need no trial.
+
+A point dominated by one that ran out of memory is never proposed again; a point whose messages
+equal another's is dead.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from lf_ray.protocol import GradientTensor, Knobs, KnobValue, TrialOutcome
+from lf_ray.runtime.bucket_plan import bucket_plan
+from lf_ray.search.space import point_key
+
+_WORD_ORDER: Mapping[str, tuple[str, ...]] = {
+    "graph.scope": ("off", "step", "step+optimizer"),
+    "pipeline.prefix": ("off", "on"),
+    "overlap.comm_dtype": ("fp32", "bf16"),
+}
+_DEVICE_MONOTONE = ("batch.per_gpu", "batch.accumulation", *_WORD_ORDER)
+_HOST_MONOTONE = (*_DEVICE_MONOTONE, "data.workers", "data.prefetch")
+_ALLOCATOR = ("memory.backend", "memory.block_sizes")
+_OVERLAP = ("overlap.bucket_size_mb", "overlap.ratio", "overlap.comm_dtype")
+
+# error kind of an infeasible outcome -> knobs of which more can only be worse, knobs that must be
+# equal for the verdict to carry over. What is named in neither has no say.
+_CARRY_OVER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "oom": (_DEVICE_MONOTONE, _ALLOCATOR),
+    "host_memory": (_HOST_MONOTONE, ()),
+    "compiler": ((), ("memory.backend",)),
+}
+
+
+def dominated(knobs: Knobs, infeasible: Knobs, error_kind: str) -> bool:
+    """Returns whether a point can't fit because another one did not."""
+    if error_kind not in _CARRY_OVER:
+        return point_key(knobs) == point_key(infeasible)
+    rising, equal = _CARRY_OVER[error_kind]
+    return all(knobs[name] == infeasible[name] for name in equal if name in knobs) and all(
+        _rank(name, knobs[name]) >= _rank(name, infeasible[name])
+        for name in rising
+        if name in knobs
+    )
+
+
+def dominating(
+    knobs: Knobs, infeasible: Iterable[tuple[str, Knobs, TrialOutcome]]
+) -> tuple[str, str] | None:
+    """Returns id and reason of an infeasible point that rules this one out."""
+    for name, other, outcome in infeasible:
+        if dominated(knobs, other, outcome.error_kind):
+            return name, f"at least as large as {name}, which did not fit: {outcome.reason}"
+    return None
+
+
+def _rank(name: str, value: KnobValue) -> float:
+    words = _WORD_ORDER.get(name)
+    return float(words.index(str(value))) if words else float(value)
+
+
+def effect_key(knobs: Knobs, gradients: Sequence[GradientTensor]) -> str:
+    """Returns text that is equal for points which send the same messages at the same time.
+
+    Without gradients (before the baseline has run) only equal knobs are known to be the same.
+    """
+    if not gradients:
+        return point_key(knobs)
+    rest = {name: value for name, value in knobs.items() if name not in _OVERLAP}
+    size, ratio, dtype = (knobs[name] for name in _OVERLAP)
+    plan = bucket_plan(gradients, float(size), str(dtype))
+    return point_key({**rest, "plan": plan.signature(float(ratio))})
+
+
+def gradient_bytes(gradients: Sequence[GradientTensor], comm_dtype: KnobValue) -> int:
+    """Returns the bytes that a step sends."""
+    return bucket_plan(gradients, 1e6, str(comm_dtype)).num_bytes

@@ -1,0 +1,126 @@
+"""What the planner may answer, and the rules that a sweep goes by."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from lf_ray.protocol import Deadlines, Knobs, KnobValue, OutcomeKind, TrialRequest
+from lf_ray.search.space import Space
+from lf_ray.settings import MeasureLevel, MeasureSettings, SweepConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Send this to a group."""
+
+    request: TrialRequest
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Write this event to the journal, then ask again."""
+
+    kind: str
+    payload: Mapping[str, Any]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to send until something comes back."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The sweep is over."""
+
+    reason: str
+    exit_code: int
+
+
+Decision = Request | Line | Wait | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a sampler may know of a point: how it ended and, where completed, how fast it was."""
+
+    knobs: Knobs
+    kind: OutcomeKind
+    samples_per_s: float | None
+
+
+class Proposer(Protocol):
+    """Draws suggestions. A pure function: the same arguments give the same points."""
+
+    def propose(
+        self,
+        space: Space,
+        told: Sequence[Told],
+        count: int,
+        seed: int,
+        allowed: Callable[[Knobs], bool],
+    ) -> list[dict[str, KnobValue]]:
+        """Returns up to `count` distinct canonical points of the space for which `allowed` holds.
+
+        Fewer, or none, are returned only where the space has no more.
+        """
+        ...
+
+
+# How often a point is visited at most, by what the measurement is for.
+_VISITS = {MeasureLevel.smoke: 2, MeasureLevel.standard: 3, MeasureLevel.publish: 4}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What a sweep goes by; all of it from the settings.
+
+    Attributes:
+        trials: started trials, exactly; None lets the stop rules decide.
+        minutes: wall-clock cap.
+        num_groups: requests that may be under way at once.
+        enqueued: points tried before the sampler is asked (knobs that differ from the baseline).
+        slice_visits: visits of each value of a slice, at most.
+        baseline_every: visits after which the baseline is visited again, to see drift.
+    """
+
+    seed: int = 0
+    trials: int | None = None
+    minutes: float | None = None
+    delta: float = 0.02
+    round_size: int = 6
+    num_groups: int = 1
+    measure: MeasureSettings = field(default_factory=MeasureSettings)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    enqueued: tuple[Mapping[str, KnobValue], ...] = ()
+    slice_visits: int = 2
+    num_rivals: int = 3
+    baseline_every: int = 8
+    gain_left_frac: float = 0.005
+    max_failures: int = 3
+
+
+def rules_of(
+    config: SweepConfig,
+    *,
+    num_groups: int = 1,
+    deadlines: Deadlines | None = None,
+    enqueued: Sequence[Mapping[str, KnobValue]] = (),
+) -> Rules:
+    """Returns the rules that the settings ask for."""
+    return Rules(
+        seed=config.sweep.seed,
+        trials=config.sweep.trials,
+        minutes=config.sweep.minutes,
+        delta=config.sweep.delta,
+        round_size=config.sweep.round_size,
+        num_groups=num_groups,
+        measure=config.measure,
+        deadlines=deadlines or Deadlines(),
+        enqueued=tuple(enqueued),
+        slice_visits=_VISITS[config.measure.level],
+    )

@@ -1,0 +1,205 @@
+"""The search phase: baseline, the points that are known to be worth a try, then rounds.
+
+A round is drawn at once and handed out cheapest change first, so that warm workers rarely have to
+capture or start again.
+"""
+
+from collections.abc import Sequence
+
+from lf_ray.protocol import (
+    ChangeCost,
+    Knobs,
+    KnobValue,
+    OutcomeKind,
+    Purpose,
+    TrialOutcome,
+    change_cost,
+)
+from lf_ray.search.plan.decisions import Decision, Line, Proposer, Rules, Stop, Told, Wait
+from lf_ray.search.plan.state import SweepState
+from lf_ray.search.plan.visits import due_for_retry, given_up, num_attempts, revisit, trial
+from lf_ray.search.samplers.surrogate import expected_gain_frac
+from lf_ray.search.space import Space
+
+# The article's finding, tried right after the baseline.
+ARTICLE_SETTING: dict[str, float] = {"overlap.bucket_size_mb": 64.0, "overlap.ratio": 0.8}
+MIN_TRIALS = 8
+LEAST_PLANNED = 12
+TRIALS_PER_KNOB = 6
+SEARCH_SHARE = 0.5
+_COST_ORDER = list(ChangeCost)
+
+
+def baseline_decision(state: SweepState, rules: Rules) -> Decision | None:
+    """Returns what the baseline still needs, None once it has a settled, gated measurement."""
+    if state.baseline_id is None:
+        knobs = state.space.canonical({})
+        return trial(state, rules, knobs, "the baseline", Purpose.BASELINE)
+    point = state.baseline
+    if point is not None and point.visits and not point.gate_failed:
+        return None
+    if point is None or state.in_flight:
+        return Wait("nothing can be compared before the baseline has been measured")
+    outcome = state.records[point.id][-1].outcome
+    if outcome.kind is OutcomeKind.INFEASIBLE:
+        return _smaller_baseline(state, rules, outcome)
+    again = num_attempts(state, point.id) == 1 or outcome.kind is OutcomeKind.INVALID
+    if len(state.records[point.id]) < 2 and again and not point.gate_failed:
+        return revisit(state, rules, point.id, f"the baseline once more: {outcome.reason}")
+    return Stop(f"the baseline has no valid measurement: {outcome.reason}", 1)
+
+
+def _smaller_baseline(state: SweepState, rules: Rules, outcome: TrialOutcome) -> Decision:
+    knobs = dict(state.requests[str(state.baseline_id)].knobs)
+    per_gpu, accumulation = int(knobs["batch.per_gpu"]), int(knobs["batch.accumulation"])
+    if outcome.error_kind not in ("oom", "host_memory") or per_gpu < 2:
+        return Stop(f"the baseline is infeasible: {outcome.reason}", 1)
+    knobs |= {
+        "batch.per_gpu": per_gpu // 2,
+        "batch.accumulation": accumulation * per_gpu // (per_gpu // 2),
+    }
+    reason = (
+        f"the baseline did not fit ({outcome.reason}): batch.per_gpu {per_gpu} ->"
+        f" {knobs['batch.per_gpu']}, batch.accumulation {accumulation} ->"
+        f" {knobs['batch.accumulation']}"
+    )
+    return trial(state, rules, knobs, reason, Purpose.BASELINE)
+
+
+def search_decision(
+    state: SweepState, rules: Rules, proposer: Proposer, elapsed_s: float
+) -> Decision:
+    """Returns the next step of the search, or the line that ends it."""
+    over = _limit_reason(state, rules, elapsed_s)
+    if over:
+        return _end(state, over)
+    if state.num_rounds == 0:
+        return _round(state, enqueued_points(state, rules), 0, "enqueued")
+    if state.open_suggestions:
+        return _next_suggestion(state, rules)
+    for point_id in due_for_retry(state):
+        reason = state.points[point_id].outcome.reason
+        return revisit(state, rules, point_id, f"once more after: {reason}")
+    over = _gain_reason(state, rules)
+    if over:
+        return _end(state, over)
+    return _drawn_round(state, rules, proposer)
+
+
+def enqueued_points(state: SweepState, rules: Rules) -> list[dict[str, KnobValue]]:
+    """Returns the article's setting where the space knows its knobs, and the points asked for."""
+    space = state.space
+    article = {
+        name: space.clipped(name, value)
+        for name, value in ARTICLE_SETTING.items()
+        if name in space.choices
+    }
+    wanted = [article] if article else []
+    return [space.canonical(knobs) for knobs in [*wanted, *rules.enqueued]]
+
+
+def round_seed(sweep_seed: int, index: int) -> int:
+    """Returns the sampler's seed for a round, so that a resumed sweep draws the same."""
+    return (sweep_seed * 1_000_003 + index * 7919 + 17) % 2**31
+
+
+def told(state: SweepState) -> list[Told]:
+    """Returns what the sampler may learn from. A failure says nothing about the point."""
+    return [
+        Told(
+            knobs=point.knobs,
+            kind=point.outcome.kind,
+            samples_per_s=point.throughput.value if point.throughput else None,
+        )
+        for point in state.points.values()
+        if point.outcome.kind is not OutcomeKind.FAILED
+    ]
+
+
+def planned_trials(space: Space) -> int:
+    """Returns how many trials a sweep without a given number is planned for."""
+    varied = sum(len(values) > 1 for values in space.choices.values())
+    return max(LEAST_PLANNED, 2 + TRIALS_PER_KNOB * varied)
+
+
+def baseline_due(state: SweepState, rules: Rules) -> str | None:
+    """Returns the baseline's id when it is time to look whether the machine has drifted."""
+    baseline = state.baseline_id
+    if baseline is None or state.visits_since_baseline < rules.baseline_every:
+        return None
+    cost = change_cost(state.last_knobs, state.requests[baseline].knobs)
+    return None if cost is ChangeCost.RESTART or given_up(state, baseline) else baseline
+
+
+def _next_suggestion(state: SweepState, rules: Rules) -> Decision:
+    knobs = min(state.open_suggestions, key=lambda item: _change_rank(state.last_knobs, item))
+    known = state.ruled_out(knobs)
+    if known:
+        same_as, reason = known
+        return Line("dead", {"knobs": knobs, "same_as": same_as, "reason": reason}, reason)
+    again = baseline_due(state, rules)
+    if again:
+        return revisit(state, rules, again, "the baseline again, to see drift")
+    cost = change_cost(state.last_knobs, knobs)
+    return trial(state, rules, knobs, f"round {state.num_rounds - 1}, change: {cost}")
+
+
+def _change_rank(previous: Knobs | None, knobs: Knobs) -> int:
+    return _COST_ORDER.index(change_cost(previous, knobs))
+
+
+def _limit_reason(state: SweepState, rules: Rules, elapsed_s: float) -> str:
+    if rules.trials is not None and state.num_trials >= rules.trials:
+        waiting = due_for_retry(state)
+        return "" if waiting and not state.open_suggestions else f"{rules.trials} trials started"
+    if rules.minutes is not None and elapsed_s > rules.minutes * 60 * SEARCH_SHARE:
+        return f"half of sweep.minutes={rules.minutes:g} is used; the rest is for re-measuring"
+    return ""
+
+
+def _gain_reason(state: SweepState, rules: Rules) -> str:
+    """Returns why the search may end although trials are left, "" where it should go on."""
+    if rules.trials is not None:
+        if state.num_trials >= rules.trials:
+            return f"{rules.trials} trials started"
+        return ""
+    if state.num_trials >= planned_trials(state.space):
+        return (
+            f"the {state.num_trials} trials planned for {len(state.space.names)} knobs are done;"
+            " the slices go on from the best"
+        )
+    if state.num_trials < MIN_TRIALS:
+        return ""
+    gain = expected_gain_frac(state)
+    if gain < rules.gain_left_frac:
+        return f"the expected gain left is {gain:.1%}, under {rules.gain_left_frac:.1%}"
+    return ""
+
+
+def _drawn_round(state: SweepState, rules: Rules, proposer: Proposer) -> Decision:
+    limit = rules.trials or planned_trials(state.space)
+    count = min(rules.round_size, limit - state.num_trials)
+    index = state.num_rounds
+    seed = round_seed(rules.seed, index)
+    points = proposer.propose(
+        state.space, told(state), count, seed, lambda knobs: state.ruled_out(knobs) is None
+    )
+    if not points:
+        return _end(state, "every point of the space that can tell anything has been tried")
+    return _round(state, points, seed, "sampler")
+
+
+def _round(state: SweepState, points: Sequence[Knobs], seed: int, source: str) -> Decision:
+    payload = {
+        "index": state.num_rounds,
+        "suggestions": [dict(point) for point in points],
+        "sampler_seed": seed,
+        "source": source,
+    }
+    return Line("round", payload, f"round {state.num_rounds}: {len(points)} suggestions")
+
+
+def _end(state: SweepState, reason: str) -> Decision:
+    if state.in_flight:
+        return Wait(f"the search ends ({reason}) when the visits under way are back")
+    return Line("stage", {"phase": "remeasure", "reason": reason}, reason)

@@ -1,0 +1,135 @@
+"""Requests as they are sent: ids, budgets, and what a visit is for."""
+
+import math
+
+from lf_ray.analysis.points import Point
+from lf_ray.protocol import Budget, Interval, Knobs, OutcomeKind, Purpose, TrialRequest
+from lf_ray.search.plan.decisions import Request, Rules
+from lf_ray.search.plan.state import TRIAL_PURPOSES, SweepState
+
+MAX_FAILURES = 2
+
+
+def trial(
+    state: SweepState, rules: Rules, knobs: Knobs, reason: str, purpose: Purpose = Purpose.SEARCH
+) -> Request:
+    """Returns the first visit of a point that counts as a trial."""
+    request = TrialRequest(
+        id=f"t{state.num_trials:03d}",
+        knobs=dict(knobs),
+        seed=rules.seed,
+        purpose=purpose,
+        budget=budget(state, rules, racing=purpose is Purpose.SEARCH),
+        deadlines=rules.deadlines,
+    )
+    return Request(request, reason)
+
+
+def revisit(
+    state: SweepState,
+    rules: Rules,
+    point_id: str,
+    reason: str,
+    purpose: Purpose = Purpose.REPLICATE,
+    min_steps: int = 0,
+) -> Request:
+    """Returns one more visit of a point, of at least `min_steps` steady steps."""
+    earlier = state.started_of(point_id)
+    request = TrialRequest(
+        id=f"{point_id}r{len(earlier)}",
+        knobs=dict(earlier[0].knobs),
+        seed=rules.seed,
+        purpose=purpose,
+        replicate_of=point_id,
+        budget=budget(state, rules, racing=purpose is Purpose.SLICE, min_steps=min_steps),
+        deadlines=rules.deadlines,
+    )
+    return Request(request, reason)
+
+
+def slice_visit(state: SweepState, rules: Rules, knobs: Knobs, reason: str) -> Request:
+    """Returns a visit of a slice, of a point that may or may not have been measured before."""
+    known = state.point_at(knobs)
+    if known:
+        return revisit(state, rules, known, reason, Purpose.SLICE)
+    own = [
+        request
+        for request in state.requests.values()
+        if request.purpose is Purpose.SLICE and not request.replicate_of
+    ]
+    request = TrialRequest(
+        id=f"s{len(own):03d}",
+        knobs=dict(knobs),
+        seed=rules.seed,
+        purpose=Purpose.SLICE,
+        budget=budget(state, rules, racing=True),
+        deadlines=rules.deadlines,
+    )
+    return Request(request, reason)
+
+
+def budget(state: SweepState, rules: Rules, *, racing: bool, min_steps: int = 0) -> Budget:
+    """Returns when the visit may stop.
+
+    A race is run against the lower end of the best point's interval, so that a lucky reading does
+    not cut the others short.
+    """
+    measure = rules.measure
+    steps = max(measure.min_steps, min_steps)
+    best = state.best if racing else None
+    return Budget(
+        min_steps=steps,
+        max_steps=max(measure.max_steps, min_steps + measure.min_steps if min_steps else 0),
+        max_s=measure.max_s,
+        target_frac=measure.target_frac,
+        incumbent_samples_per_s=throughput(best).lo if best else None,
+        delta_frac=rules.delta,
+    )
+
+
+def throughput(point: Point) -> Interval:
+    """Returns a measured point's throughput, what visits are seen to differ by included."""
+    assert point.throughput is not None
+    return point.throughput
+
+
+def certainly_below(point: Point, other: Point, share: float = 1.0) -> bool:
+    """Returns whether a point is slower than `share` of another one beyond what noise explains."""
+    mine, theirs = throughput(point), throughput(other)
+    reach = math.hypot(mine.hi - mine.value, (theirs.value - theirs.lo) * share)
+    return mine.value + reach < theirs.value * share
+
+
+def due_for_retry(state: SweepState) -> list[str]:
+    """Returns the points whose only visit failed by no fault of theirs: each gets one more."""
+    return [
+        point.id
+        for point in state.points.values()
+        if not point.visits
+        and num_attempts(state, point.id) == 1
+        and point.outcome.kind is OutcomeKind.FAILED
+        and len(state.started_of(point.id)) == 1
+    ]
+
+
+def num_attempts(state: SweepState, point_id: str) -> int:
+    """Returns how often a point was tried, the group's own second attempts among them."""
+    return sum(int(record.metrics.get("attempts", 1)) for record in state.records[point_id])
+
+
+def given_up(state: SweepState, point_id: str) -> bool:
+    """Returns whether further visits of a point are pointless."""
+    point = state.points.get(point_id)
+    if point is None:
+        return False
+    hopeless = (OutcomeKind.INFEASIBLE, OutcomeKind.INVALID)
+    return (
+        point.gate_failed
+        or state.num_failures(point_id) >= MAX_FAILURES
+        or (not point.visits and point.outcome.kind in hopeless)
+    )
+
+
+def is_trial(request: TrialRequest) -> bool:
+    """Returns whether a request counts against `sweep.trials`."""
+    return request.purpose in TRIAL_PURPOSES

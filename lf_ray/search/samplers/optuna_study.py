@@ -1,0 +1,229 @@
+"""The door to Optuna: TPE as a pure function of what was measured, and a study file to look at.
+
+The sampler's study lives in memory and is built anew for every round from what the journal says,
+with a seed of its own, so that a resumed sweep draws what the uninterrupted one would have. The
+study file is a view with one writer: trials are added to it when they have ended, so none can be
+left running, and it is written afresh from the journal when a sweep is resumed.
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from lf_ray.protocol import Knobs, KnobValue, OutcomeKind, TrialRecord, TrialRequest
+from lf_ray.record.events import JournalEvent
+from lf_ray.search.conductor import Standing
+from lf_ray.search.plan.decisions import Told
+from lf_ray.search.plan.state import TRIAL_PURPOSES
+from lf_ray.search.samplers.plain import RandomProposer
+from lf_ray.search.space import Space, point_key
+
+_log = logging.getLogger(__name__)
+
+STUDY_NAME = "sweep"
+_ASKS_PER_POINT = 12
+_STARTUP_TRIALS = 6
+# Asked for first, since other knobs do nothing unless these are set.
+_FIRST = ("graph.scope", "memory.backend", "batch.per_gpu", "batch.accumulation")
+
+Allowed = Callable[[Knobs], bool]
+
+
+class TpeProposer:
+    """Optuna's tree-structured Parzen estimator over places on the ladders."""
+
+    def propose(
+        self, space: Space, told: Sequence[Told], count: int, seed: int, allowed: Allowed
+    ) -> list[dict[str, KnobValue]]:
+        """Returns `count` different points; filled up at random where TPE repeats itself."""
+        found: dict[str, dict[str, KnobValue]] = {}
+        with _quiet():
+            study = _study_of(space, told, seed)
+            for _ in range(_ASKS_PER_POINT * count):
+                if len(found) == count:
+                    break
+                point = _asked(study, space)
+                if allowed(point):
+                    found.setdefault(point_key(point), point)
+        missing = count - len(found)
+        if missing > 0:
+            fresh = RandomProposer().propose(
+                space, told, missing, seed, lambda k: allowed(k) and point_key(k) not in found
+            )
+            found.update({point_key(point): point for point in fresh})
+        return list(found.values())
+
+
+def _study_of(space: Space, told: Sequence[Told], seed: int) -> optuna.Study:
+    sampler = optuna.samplers.TPESampler(
+        seed=seed,
+        n_startup_trials=_STARTUP_TRIALS,
+        multivariate=True,
+        group=True,
+        constant_liar=True,
+    )
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    for item in told:
+        trial = _told_trial(space, item)
+        if trial is not None:
+            study.add_trial(trial)
+    return study
+
+
+def _told_trial(space: Space, item: Told) -> FrozenTrial | None:
+    places: dict[str, int | str] = {}
+    distributions: dict[str, BaseDistribution] = {}
+    for name, values in space.choices.items():
+        if len(values) < 2 or not space.active(name, item.knobs):
+            continue
+        value = item.knobs[name]
+        if _is_ladder(values):
+            numbers = [float(number) for number in values]
+            gaps = [abs(number - float(value)) for number in numbers]
+            places[name] = gaps.index(min(gaps))
+        elif value in values:
+            places[name] = str(value)
+        else:
+            return None
+        distributions[name] = _distribution(values)
+    completed = item.kind is OutcomeKind.COMPLETED and item.samples_per_s is not None
+    return create_trial(
+        state=TrialState.COMPLETE if completed else TrialState.PRUNED,
+        params=places,
+        distributions=distributions,
+        value=item.samples_per_s if completed else None,
+    )
+
+
+def _asked(study: optuna.Study, space: Space) -> dict[str, KnobValue]:
+    trial = study.ask()
+    point: dict[str, KnobValue] = dict(space.baseline)
+    for name in sorted(space.choices, key=lambda item: item not in _FIRST):
+        values = space.choices[name]
+        if len(values) < 2:
+            point[name] = values[0]
+        elif space.active(name, point):
+            if _is_ladder(values):
+                point[name] = values[trial.suggest_int(name, 0, len(values) - 1)]
+            else:
+                point[name] = trial.suggest_categorical(name, list(values))
+    return space.canonical(point)
+
+
+def _is_ladder(values: Sequence[KnobValue]) -> bool:
+    return all(isinstance(value, int | float) for value in values)
+
+
+def _distribution(values: Sequence[KnobValue]) -> BaseDistribution:
+    if _is_ladder(values):
+        return IntDistribution(0, len(values) - 1)
+    return CategoricalDistribution(list(values))
+
+
+class StudyFile:
+    """An observer that keeps a study file which Optuna's own tools can open.
+
+    Args:
+        path: the SQLite file; an old one is replaced.
+        space: what varies; ladders are shown as numbers.
+    """
+
+    def __init__(self, path: Path, space: Space) -> None:
+        self._path = path
+        self._space = space
+        self._study: optuna.Study | None = None
+        self._told: set[str] = set()
+
+    def on_sweep(self, header: Mapping[str, Any], events: Sequence[JournalEvent]) -> None:
+        """Writes the file from what the journal holds."""
+        for suffix in ("", "-journal", "-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        with _quiet():
+            self._study = optuna.create_study(
+                study_name=STUDY_NAME, direction="maximize", storage=f"sqlite:///{self._path}"
+            )
+            self._study.set_user_attr("sweep", str(header.get("id", "")))
+            self._study.set_user_attr("space", self._space.to_plain())
+        for event in events:
+            if event.kind == "finished":
+                self._add(TrialRecord.from_json(event.data["record"]))
+
+    def on_started(self, request: TrialRequest, reason: str, standing: Standing) -> None:
+        """Writes nothing: a trial that never ends must not be left running in the file."""
+
+    def on_finished(self, record: TrialRecord, standing: Standing) -> None:
+        """Adds a trial that has ended."""
+        self._add(record)
+
+    def on_note(self, text: str) -> None:
+        """Writes nothing."""
+
+    def on_ended(self, reason: str, exit_code: int, standing: Standing) -> None:
+        """Keeps why the sweep ended."""
+        if self._study is not None:
+            self._study.set_user_attr("ended", reason)
+
+    def _add(self, record: TrialRecord) -> None:
+        if self._study is None or record.request.id in self._told:
+            return
+        self._told.add(record.request.id)
+        reading = record.throughput_samples_per_s
+        completed = record.outcome.kind is OutcomeKind.COMPLETED and reading is not None
+        state = _STATES[record.outcome.kind] if not completed else TrialState.COMPLETE
+        request = record.request
+        attrs = {
+            "id": request.id,
+            "point": record.point_id,
+            "purpose": str(request.purpose),
+            "is_trial": request.purpose in TRIAL_PURPOSES,
+            "outcome": str(record.outcome.kind),
+            "reason": record.outcome.reason,
+        }
+        knobs = {name: request.knobs[name] for name in self._space.choices}
+        now = datetime.now()
+        with _quiet():
+            trial = create_trial(
+                state=state,
+                params=knobs,
+                distributions={name: _shown(value) for name, value in knobs.items()},
+                value=reading.value if completed and reading else None,
+                user_attrs=attrs,
+            )
+            trial.datetime_start = trial.datetime_complete = now
+            self._study.add_trial(trial)
+
+
+_STATES = {
+    OutcomeKind.COMPLETED: TrialState.PRUNED,
+    OutcomeKind.PRUNED: TrialState.PRUNED,
+    OutcomeKind.INFEASIBLE: TrialState.PRUNED,
+    OutcomeKind.INVALID: TrialState.FAIL,
+    OutcomeKind.FAILED: TrialState.FAIL,
+}
+
+
+def _shown(value: KnobValue) -> BaseDistribution:
+    if isinstance(value, str):
+        return CategoricalDistribution([value])
+    return optuna.distributions.FloatDistribution(min(0.0, float(value)), 1e9)
+
+
+@contextmanager
+def _quiet() -> Any:
+    """Keeps Optuna's log lines and its notes on experimental arguments off the screen."""
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        optuna.logging.set_verbosity(level)
