@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lf_ray.data.batches.sizes import groot_config
 from lf_ray.data.batches.synthetic import SyntheticSet
-from lf_ray.data.batches.training_set import BatchSource, groot_config, open_training_set
+from lf_ray.data.batches.training_set import BatchSource, open_training_set
 from lf_ray.data.frames.decoder import BadFrame, FrameDecoder
 from lf_ray.data.frames.fill import ArenaFiller
 from lf_ray.data.stream import Picks, SampleStream, rank_positions

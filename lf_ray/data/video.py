@@ -72,11 +72,11 @@ class VideoReader:
         except av.error.FFmpegError as error:
             raise _unreadable(self._path, f"after {len(shown)} frames: {error.strerror}") from error
         shown.sort()
-        if not shown or not shown[0][1]:
-            raise _unreadable(self._path, "no video frames that start with a keyframe")
+        if not shown:
+            raise _unreadable(self._path, "no video frames")
         self._index_of_pts = {pts: index for index, (pts, _) in enumerate(shown)}
         self._pts = [pts for pts, _ in shown]
-        self.keys = [index for index, (_, is_key) in enumerate(shown) if is_key]
+        self.keys = [index for index, (_, is_key) in enumerate(shown) if is_key or not index]
         self.times_s: NDArray[np.float64] = np.array(self._pts) * float(self._stream.time_base)
 
     def __len__(self) -> int:
@@ -182,6 +182,18 @@ def _unreadable(path: Path, got: str) -> DataError:
             "it must be a whole file that PyAV can decode",
             got,
             "Copy or download the file again, or re-encode it as h264.",
+        )
+    )
+
+
+def bad_frames(path: Path, bad: BadRun) -> DataError:
+    """Returns the error for frames of a file that can't be decoded."""
+    return DataError(
+        four_parts(
+            f"decoding the video {path}",
+            "every frame of a used camera must be decodable",
+            f"frames {bad.first} to {bad.last} that are not ({bad.reason})",
+            "Restore the file, or set data.skip_corrupt=true to leave such frames out.",
         )
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lf_ray.data.batches.prompts import prompt_arrays
+from lf_ray.data.batches.sizes import groot_config
 from lf_ray.data.files import joined_hash
 from lf_ray.data.frames.decoder import BadFrame, FrameDecoder
 from lf_ray.data.frames.fill import FillUnit
@@ -167,12 +168,6 @@ class Opened:
     config: GrootConfig
     tokenizer: str | None
     weights: tuple[float, ...] | None
-
-
-def groot_config(model: ModelSettings) -> GrootConfig:
-    """Returns the model's sizes."""
-    config = GrootConfig.of_size(model.size)
-    return config if model.image_px == config.image_px else config.with_views(model.image_px)
 
 
 def data_paths(data: DataSettings) -> list[Path]:

@@ -103,19 +103,19 @@ class Meta:
             return VideoSpan(path)
         return VideoSpan(
             path,
-            float(episode.place[f"{prefix}/from_timestamp"]),
-            float(episode.place[f"{prefix}/to_timestamp"]),
+            float(_place(episode, f"{prefix}/from_timestamp")),
+            float(_place(episode, f"{prefix}/to_timestamp")),
         )
 
     def _filled(self, pattern: str, episode: Episode, prefix: str, feature: str) -> str:
-        values = {
+        values: dict[str, int | str] = {
             "episode_index": episode.index,
             "episode_chunk": episode.index // self.info.chunk_episodes,
             "video_key": feature,
         }
         if self.info.is_v3:
-            values["chunk_index"] = episode.place[f"{prefix}/chunk_index"]
-            values["file_index"] = episode.place[f"{prefix}/file_index"]
+            values["chunk_index"] = int(_place(episode, f"{prefix}/chunk_index"))
+            values["file_index"] = int(_place(episode, f"{prefix}/file_index"))
         try:
             return pattern.format(**values)
         except (KeyError, ValueError, IndexError) as error:
@@ -128,6 +128,19 @@ class Meta:
                     "the set was converted.",
                 )
             ) from error
+
+
+def _place(episode: Episode, column: str) -> Any:
+    if episode.place.get(column) is None:
+        raise DataError(
+            four_parts(
+                "reading the episode table",
+                f"meta/episodes must have the column {column} for a camera that is used",
+                f"none for episode {episode.index}",
+                "Convert the data set again, or take the camera out of modality.json.",
+            )
+        )
+    return episode.place[column]
 
 
 def read_info(root: Path) -> Info:

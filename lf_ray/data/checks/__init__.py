@@ -1,0 +1,1 @@
+"""What `lf_ray.data.check` looks at, part by part. No torch."""

@@ -1,0 +1,51 @@
+"""A finding about a data set."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from lf_ray.errors import DataError, four_parts
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, or only worth knowing.
+
+    Attributes:
+        message: in four parts: what was being done, the rule, what there is, what to change.
+        is_fatal: whether it keeps the set from being trained on.
+    """
+
+    message: str
+    is_fatal: bool = True
+
+
+class Findings:
+    """Collects problems while checks go on."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def add(self, doing: str, rule: str, got: str, change: str) -> None:
+        """Adds a problem that keeps the set from being trained on."""
+        self.problems.append(Problem(four_parts(doing, rule, got, change)))
+
+    def note(self, text: str) -> None:
+        """Adds something worth knowing."""
+        self.problems.append(Problem(text, is_fatal=False))
+
+    def attempt(self, action: Callable[[], T]) -> T | None:
+        """Returns what the action returns, or None after adding the error that it raised."""
+        try:
+            return action()
+        except DataError as error:
+            self.problems.append(Problem(str(error)))
+            return None
+
+
+def listed(names: list[str], limit: int = 3) -> str:
+    """Returns the first names and how many more there are."""
+    head = ", ".join(names[:limit])
+    return head if len(names) <= limit else f"{head} and {len(names) - limit} more"
