@@ -188,6 +188,10 @@ class GrootConfig:
         edge_px = 256 if image_px == 252 else image_px
         return replace(self, image_px=image_px, shortest_edge_px=edge_px)
 
+    def with_state_dropout(self, prob: float) -> "GrootConfig":
+        """Returns a copy that hides each sample's state with this chance in training."""
+        return replace(self, state_dropout_prob=prob)
+
     def slot(self, tag: str) -> int:
         """Returns the slot of an embodiment tag.
 

@@ -33,22 +33,28 @@ class CategorySpecificLinear(nn.Module):
         chosen = list(slots)
         tables = {name: self.table(name) for name in ("W", "b")}
         for name, table in tables.items():
-            old = getattr(self, name)
-            slice_ = table[chosen].to(device=old.device, dtype=old.dtype).clone()
-            setattr(self, name, nn.Parameter(slice_, requires_grad=old.requires_grad))
+            old: Tensor = getattr(self, name)
+            rows = table[chosen].to(device=old.device, dtype=old.dtype)
+            setattr(self, name, nn.Parameter(rows, requires_grad=old.requires_grad))
         self.active = tuple(chosen)
         whole = self.active == tuple(range(self.num_slots))
         self.resting = {} if whole else tables
 
-    def table(self, name: str) -> Tensor:
-        """Returns W or b of all slots, the active ones as they are now."""
-        current: Tensor = getattr(self, name).detach()
-        if not self.resting:
+    def table(self, name: str, active: Tensor | None = None) -> Tensor:
+        """Returns W or b of all slots on the host; `active` replaces the parameter's values."""
+        current: Tensor = getattr(self, name).detach() if active is None else active
+        if not self.resting or current.is_meta:
             return current.clone() if current.is_meta else current.cpu().clone()
-        whole = self.resting[name].clone()
-        if not current.is_meta:
-            whole[list(self.active)] = current.to(device=whole.device, dtype=whole.dtype)
+        whole = self.resting[name].clone().to(current.dtype)
+        whole[list(self.active)] = current.cpu()
         return whole
+
+    def set_table(self, name: str, table: Tensor) -> None:
+        """Takes over W or b of all slots: active ones into the parameter, others to the host."""
+        parameter: Tensor = getattr(self, name)
+        parameter.copy_(table[list(self.active)])
+        if self.resting:
+            self.resting[name].copy_(table)
 
     def forward(self, x_BTI: Tensor, row_B: Tensor) -> Tensor:
         """Returns [B, T, O]; `row_B` is each sample's place among the active slots."""
