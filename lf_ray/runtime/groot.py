@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from lf_ray.data.training_set import BatchSource, TrainingSet, groot_config
+from lf_ray.data.batches.sizes import groot_config
+from lf_ray.data.batches.training_set import BatchSource, TrainingSet
 from lf_ray.settings import ModelSettings, SweepConfig
 from models.groot_n1_6.config import TuneFlags
 from models.groot_n1_6.model import GrootN16, build

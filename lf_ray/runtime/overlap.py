@@ -145,6 +145,9 @@ class GradientReducer:
         self._is_ready = [False] * len(self._is_ready)
         self._num_missing = [len(bucket.names) for bucket in self._plan.buckets]
         self._next_bucket = 0
+        # A backward that ended in an error has left its gradients here.
+        self._pending.clear()
+        self._pending_elements = 0
 
     def end_micro_batch(self) -> None:
         """Takes in what backward has left: gradients not yet copied, and those that never came."""

@@ -169,11 +169,12 @@ class Session:
         Raises:
             GroupError: memory did not come back to its level.
         """
-        rig, feed, _ = self._prepared()
         self._order = None
-        rig.reducer.release()
-        rig.restore()
-        feed.rewind()
+        if self._rig is not None:
+            self._rig.reducer.release()
+            self._rig.restore()
+        if self._feed is not None:
+            self._feed.rewind()
         gc.collect()
         if self._level is None:
             return {}

@@ -62,6 +62,10 @@ def gate_result(views: Sequence[RankView], plan: BucketPlan, names: Sequence[str
     num_steps = min(len(view.own) for view in views)
     findings = [_Finding(0.0, "")]
     for step in range(num_steps):
+        # In this order the first finding names the cause: a rank's own loss before the gradient
+        # that carries it to all ranks.
+        findings += [item for view in views for item in _sane_loss(view, step)]
+        findings += [item for view in views for item in _sane_norm(view, step)]
         findings += _agreement(views, step)
         for view in views:
             findings += _compare_step(view, step, plan.comm_dtype, world_size, names)
@@ -96,7 +100,7 @@ def _compare_step(
 ) -> list[_Finding]:
     own, ref = view.own[step], view.reference[step]
     where = f"step {step}, rank {view.rank}"
-    findings = _sane(own, where)
+    findings = []
     if view.plan_words and view.plan_words[step] != own.shared_word and view.spread_frac == 0.0:
         findings.append(
             _Finding(math.inf, f"{where}: the same buckets gave another gradient in another trial")
@@ -116,12 +120,18 @@ def _compare_step(
     return findings
 
 
-def _sane(own: StepDigest, where: str) -> list[_Finding]:
-    if not math.isfinite(own.loss) or own.loss == 0.0:
-        return [_Finding(math.inf, f"{where}: loss is {own.loss}")]
-    if not math.isfinite(own.grad_norm):
-        return [_Finding(math.inf, f"{where}: grad norm is {own.grad_norm}")]
-    return []
+def _sane_loss(view: RankView, step: int) -> list[_Finding]:
+    loss = view.own[step].loss
+    if math.isfinite(loss) and loss != 0.0:
+        return []
+    return [_Finding(math.inf, f"step {step}, rank {view.rank}: loss is {loss}")]
+
+
+def _sane_norm(view: RankView, step: int) -> list[_Finding]:
+    grad_norm = view.own[step].grad_norm
+    if math.isfinite(grad_norm):
+        return []
+    return [_Finding(math.inf, f"step {step}, rank {view.rank}: grad norm is {grad_norm}")]
 
 
 def _first_difference(own: StepDigest, ref: StepDigest, names: Sequence[str]) -> str:

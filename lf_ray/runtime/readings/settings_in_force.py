@@ -38,6 +38,8 @@ def settings_in_force(
 
 
 def _nccl_version() -> str:
+    if not torch.cuda.is_available():
+        return ""
     version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     return ".".join(str(part) for part in version)
 

@@ -48,7 +48,7 @@ class FlatParameters:
         self.master_N = torch.zeros(num_elements, device=device)
         self.grad_N = torch.zeros(num_elements, device=device)
         self.weight_N: Tensor | None = None
-        if masters:
+        if any(parameter.dtype == torch.bfloat16 for _, parameter in named):
             self.weight_N = torch.zeros(num_elements, device=device, dtype=torch.bfloat16)
         self._adopt(masters or {})
 

@@ -1,0 +1,156 @@
+"""Every injected fault is caught by the numerics gate, each by its own test.
+
+The reference is taken by a sound trial first; then the part is made to misbehave.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lf_ray.runtime.draws import Draws
+from lf_ray.runtime.overlap import Collective, GroupCollective
+from lf_ray.runtime.session import Session
+from lf_ray.settings import SweepConfig
+from lf_ray.testing.ranks import RankPlace, RankPool
+from lf_ray.testing.toy import ToyModel, ToyParts, toy_config, toy_request
+
+Ranks = Callable[[int], RankPool]
+KNOBS = {"overlap.bucket_size_mb": 8 / 1024, "overlap.ratio": 0.5}
+
+
+class FaultyCollective(GroupCollective):
+    """Reduces the second message of a step twice, or not at all, or only reads it too early."""
+
+    def __init__(self, group: Any, parts: "FaultyParts") -> None:
+        super().__init__(group)
+        self._parts = parts
+        self._count = 0
+
+    def start(self, values_N: Tensor) -> None:
+        self._count += 1
+        fault = self._parts.fault if self._count == 2 else ""
+        if fault == "stale":
+            return
+        super().start(values_N)
+        if fault == "twice":
+            super().wait()
+            super().start(values_N)
+
+    def wait(self) -> None:
+        super().wait()
+        self._count = 0
+
+
+class FaultyModel(ToyModel):
+    """Loses its second micro-batch."""
+
+    parts: "FaultyParts"
+    calls = 0
+
+    def head_loss(self, features: Tensor, batch: dict[str, Tensor], draws: Draws) -> Tensor:
+        loss = super().head_loss(features, batch, draws)
+        self.calls += 1
+        lost = self.parts.fault == "dropped" and self.calls % 2 == 0
+        return loss * 0.0 if lost else loss
+
+
+class FaultyParts(ToyParts):
+    """Sound until `fault` says what breaks."""
+
+    fault = ""
+
+    def model(self, config: SweepConfig, device: torch.device) -> Any:
+        model = FaultyModel()
+        model.parts = self
+        return model
+
+    def collective(self, work_group: Any, device: torch.device) -> Collective:
+        return FaultyCollective(work_group, self)
+
+    def draws(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        generator: torch.Generator,
+        seed: int,
+        step: int,
+        rank: int,
+        micro_batch: int,
+    ) -> Draws:
+        frozen = self.fault == "frozen"
+        return super().draws(shapes, generator, seed, 0 if frozen else step, rank, micro_batch)
+
+
+def _gate_with_fault(place: RankPlace, fault: str, knobs: dict[str, Any]) -> list[dict[str, Any]]:
+    parts = FaultyParts()
+    session = Session(
+        toy_config(place.world_size),
+        place.rank,
+        place.world_size,
+        "cpu",
+        place.work_group,
+        place.control_group,
+        parts,
+    )
+    gates: list[dict[str, Any]] = []
+    for now in ("", fault):
+        session.prepare(toy_request(toy_config(place.world_size), knobs))
+        session.rehearse()
+        if not gates:
+            session.run(3)
+        parts.fault = now
+        if gates:
+            if isinstance(session._model, FaultyModel):
+                session._model.calls = 0
+            session.run(3)
+        gates.append(session.gate().to_json())
+        parts.fault = ""
+        session.reset()
+    return gates
+
+
+@pytest.mark.parametrize("fault", ["twice", "stale", "frozen", "dropped"])
+@pytest.mark.parametrize(
+    ("world_size", "comm_dtype"), [(2, "fp32"), (2, "bf16"), (4, "fp32"), (4, "bf16")]
+)
+def test_fault_is_caught(ranks: Ranks, fault: str, world_size: int, comm_dtype: str) -> None:
+    knobs = {**KNOBS, "overlap.comm_dtype": comm_dtype, "batch.accumulation": 2}
+    verdicts = ranks(world_size).run(_gate_with_fault, fault, knobs)
+    for sound, faulty in verdicts:
+        assert sound["passed"], sound
+        assert not faulty["passed"]
+        assert faulty["reason"]
+    assert all(verdict == verdicts[0] for verdict in verdicts)
+
+
+def _nan_on_rank(place: RankPlace, rank: int) -> dict[str, Any]:
+    parts = FaultyParts()
+    session = Session(
+        toy_config(place.world_size),
+        place.rank,
+        place.world_size,
+        "cpu",
+        place.work_group,
+        place.control_group,
+        parts,
+    )
+    request = toy_request(toy_config(place.world_size), KNOBS)
+    session.prepare(request)
+    session.run(3)
+    session.reset()
+    session.prepare(request)
+    if place.rank == rank:
+        with torch.no_grad():
+            session._model.out.bias[0] = float("nan")
+    session.run(3)
+    dist.barrier(place.work_group)
+    return session.gate().to_json()
+
+
+def test_loss_that_is_no_number_is_named_with_its_rank(ranks: Ranks) -> None:
+    for verdict in ranks(2).run(_nan_on_rank, 1):
+        assert not verdict["passed"]
+        assert "rank 1: loss is nan" in verdict["reason"]
