@@ -23,6 +23,7 @@ MIN_REPEATS = 5
 MIN_STEPS = 8
 _MAX_BATCHES = 10
 _MIN_BATCH_STEPS = 4
+_LONGEST_SCORE = 1.5
 _SPIKE_SCALES = 6.0
 _SPIKE_FRAC = 0.02
 _SPIKE_SPREAD = 0.4
@@ -31,20 +32,31 @@ _SPIKE_SPREAD = 0.4
 
 @dataclass(frozen=True, slots=True)
 class VisitMean:
-    """The mean of a visit's steady steps and its two one-sided standard errors."""
+    """The mean of a visit's steady steps and its two one-sided standard errors.
+
+    Attributes:
+        smooth_s: a cautious second reading of the error, from scale and memory of the single
+            steps, which is far steadier from look to look than batch means.
+        fastest_s: the fastest step, below which no mean can lie.
+    """
 
     step_s: float
     below_s: float
     above_s: float
     df: float
     num_steps: int
+    smooth_s: float
+    fastest_s: float
 
     def interval(self, between_frac: float = 0.0, prob: float = 0.975) -> Interval:
         """Returns the two-sided interval at 2 x `prob` - 1, with a between-visit part if given."""
         between_s = between_frac * self.step_s
         return Interval(
             value=self.step_s,
-            lo=self.step_s - _reach(self.below_s, between_s, self.df, prob),
+            lo=max(
+                self.step_s - _reach(self.below_s, between_s, self.df, prob),
+                self.fastest_s * (1 - Z_95 * between_frac),
+            ),
             hi=self.step_s + _reach(self.above_s, between_s, self.df, prob),
             num_steps=self.num_steps,
             num_visits=1,
@@ -64,7 +76,8 @@ def visit_mean(steady_step_s: Sequence[float] | Series) -> VisitMean:
     threshold_s = level.step_s + max(_SPIKE_SCALES * level.scale_s, _SPIKE_FRAC * level.step_s)
     is_spike = steps_s > threshold_s
     plain_s = np.where(is_spike, level.step_s, steps_s)
-    error_s, df = _batch_error(plain_s)
+    phi = lag_correlation(plain_s - plain_s.mean())
+    error_s, df = _batch_error(plain_s, phi)
     below_s, above_s = _spike_errors(steps_s[is_spike] - level.step_s, steps_s.size)
     return VisitMean(
         step_s=float(steps_s.mean()),
@@ -72,6 +85,8 @@ def visit_mean(steady_step_s: Sequence[float] | Series) -> VisitMean:
         above_s=math.hypot(error_s, above_s),
         df=df,
         num_steps=int(steps_s.size),
+        smooth_s=_smooth_error(plain_s, phi),
+        fastest_s=float(steps_s.min()),
     )
 
 
@@ -123,9 +138,9 @@ def between_visits(points: Sequence[Sequence[Interval]]) -> Between:
         spread = float(((values / values.mean() - 1) ** 2).sum())
         within = float(np.mean([(_error(visit) / visit.value) ** 2 for visit in visits]))
         total += spread - within * (len(visits) - 1)
-    # The assumption stays in as one more repeat: five repeats may agree by luck.
-    variance = (max(total, 0.0) + ASSUMED_BETWEEN_FRAC**2) / (df + 1)
-    return Between(math.sqrt(variance), float(df + 1), False)
+    # Few repeats may agree by luck: they can't bring the assumption down faster than they grow.
+    variance = max(total, ASSUMED_BETWEEN_FRAC**2) / df
+    return Between(math.sqrt(variance), float(df), False)
 
 
 def pooled(visits: Sequence[Interval], between: Between | float = ASSUMED_BETWEEN) -> Interval:
@@ -207,18 +222,24 @@ def _error(visit: Interval) -> float:
     return (visit.hi - visit.lo) / 2 / t_quantile(0.975, _batch_df(visit.num_steps))
 
 
-def _batch_error(plain_s: Series) -> tuple[float, float]:
+def _batch_error(plain_s: Series, phi: float) -> tuple[float, float]:
     """Returns the standard error of the mean by batch means, and its degrees of freedom."""
     num_steps = plain_s.size
     num_batches = _num_batches(num_steps)
     size = num_steps // num_batches
     means_s = plain_s[num_steps - num_batches * size :].reshape(num_batches, size).mean(axis=1)
-    phi = lag_correlation(plain_s - plain_s.mean())
     whole = inflation(phi, num_steps) / num_steps
     # Short batches still resemble their neighbours: expected share of the variance they show.
     shown = (inflation(phi, size) / size - whole) * num_batches / (num_batches - 1)
     variance = float(means_s.var(ddof=1)) * whole / shown
     return math.sqrt(variance), float(num_batches - 1)
+
+
+def _smooth_error(plain_s: Series, phi: float) -> float:
+    """Returns the standard error of the mean with the longest memory that is likely."""
+    num_steps = plain_s.size
+    longest = min(0.9, phi + _LONGEST_SCORE * math.sqrt((1 - phi**2) / num_steps))
+    return float(plain_s.std()) * math.sqrt(inflation(longest, num_steps) / num_steps)
 
 
 def _spike_errors(excess_s: Series, num_steps: int) -> tuple[float, float]:

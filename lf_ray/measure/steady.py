@@ -19,10 +19,14 @@ _OUTLIER_SCALES = 8.0
 _CLIP_SCALES = 4.0
 _ONE_OFF_ZONE = 10
 _ONE_OFF_FRAC = 1.0
+_MAX_PHI = 0.5
+"""What a curved fall leaves about a straight line looks like memory; real memory is shorter."""
 _FALSE_CUT_PROB = 0.005
 _FALSE_TREND_PROB = 0.002
 _FALSE_TREND_PROB_AFTER_CUT = 0.05
 """A series whose level was seen to move is more likely to move still."""
+_LEVEL_PER_MOVING = 2
+"""Level steps asked for each step on a moving level: the tail of a fall looks level when short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,8 @@ def steady_state(
         if cut == 0:
             break
         first += cut
-    if num_steps - first < min_steps or first > max(num_steps / 2, num_one_off):
+    num_moving = first - num_one_off
+    if num_steps - first < max(min_steps, _LEVEL_PER_MOVING * num_moving):
         return Steady(num_steps, False, f"still warming up: no level stretch in {num_steps} steps")
     prob = _FALSE_TREND_PROB if first == num_one_off else _FALSE_TREND_PROB_AFTER_CUT
     moved_frac = _trend_frac(clipped_s[first:], prob)
@@ -110,12 +115,12 @@ def _change_point(steps_s: Series) -> int:
     residuals_s = steps_s - np.where(
         np.arange(num_steps) < cut, left_mean_s[best], right_mean_s[best]
     )
-    phi = lag_correlation(residuals_s, num_fitted=2)
+    phi = min(_MAX_PHI, lag_correlation(residuals_s, num_fitted=2))
     sd_s = np.sqrt(residuals_s @ residuals_s / (num_steps - 2))
     error_s = sd_s * np.sqrt(
         inflation(phi, cut) / cut + inflation(phi, num_steps - cut) / (num_steps - cut)
     )
-    limit = t_quantile(1 - _FALSE_CUT_PROB / num_steps, _free(num_steps, phi, 2))
+    limit = t_quantile(1 - _FALSE_CUT_PROB / num_steps, num_steps - 2)
     return cut if abs(gap_s[best]) > limit * error_s else 0
 
 
@@ -126,13 +131,8 @@ def _trend_frac(steps_s: Series, false_prob: float) -> float:
     mean_s = float(steps_s.mean())
     slope_s = float(at @ steps_s) / float(at @ at)
     residuals_s = steps_s - mean_s - slope_s * at
-    phi = lag_correlation(residuals_s, num_fitted=2)
+    phi = min(_MAX_PHI, lag_correlation(residuals_s, num_fitted=2))
     variance = float(residuals_s @ residuals_s) / (num_steps - 2)
     error_s = np.sqrt(variance * inflation(phi, num_steps) / float(at @ at))
-    limit = t_quantile(1 - false_prob / 2, _free(num_steps, phi, 2))
+    limit = t_quantile(1 - false_prob / 2, num_steps - 2)
     return slope_s * (num_steps - 1) / mean_s if abs(slope_s) > limit * error_s else 0.0
-
-
-def _free(num_steps: int, phi: float, num_fitted: int) -> int:
-    """Returns the degrees of freedom that a series with memory leaves, whole and at least 3."""
-    return max(3, round(num_steps / inflation(phi, num_steps)) - num_fitted)

@@ -7,11 +7,12 @@ import numpy as np
 
 from lf_ray.measure.interval import ASSUMED_BETWEEN_FRAC, VisitMean, throughput, visit_mean
 from lf_ray.measure.noise import Series
+from lf_ray.measure.quantiles import Z_95
 from lf_ray.measure.steady import MIN_STEADY_STEPS, steady_state
 from lf_ray.protocol import Budget
 
-_LOOK_MARGIN = 1.15
-"""Looking after every few steps stops at luckily quiet moments; a wider interval pays for it."""
+_SLACK = 1.25
+"""How far the reported half-width may lie above the target when the smooth reading meets it."""
 _BEATEN_PROB = 0.9995
 
 
@@ -55,7 +56,7 @@ def decide(
                 f"{budget.incumbent_samples_per_s:.4g}/s after {mean.num_steps} steady steps",
             )
         half_frac = mean.interval().half_width_frac
-        if mean.num_steps >= budget.min_steps and half_frac * _LOOK_MARGIN <= budget.target_frac:
+        if mean.num_steps >= budget.min_steps and _is_tight(mean, budget.target_frac):
             return Decision(
                 True, "settled", f"+-{half_frac:.2%} after {mean.num_steps} steady steps"
             )
@@ -73,6 +74,16 @@ def least_steps(budget: Budget) -> int:
     """Returns the steps before which asking is pointless."""
     beaten_early = budget.incumbent_samples_per_s is not None
     return MIN_STEADY_STEPS if beaten_early else min(budget.min_steps, budget.max_steps)
+
+
+def _is_tight(mean: VisitMean, target_frac: float) -> bool:
+    """Returns whether the interval is tight, by two readings of its width.
+
+    Batch means give the interval that is reported. If they alone decided, a visit would stop just
+    when they happen to be small; the smooth reading hardly moves by luck.
+    """
+    is_narrow = mean.interval().half_width_frac <= _SLACK * target_frac
+    return is_narrow and Z_95 * mean.smooth_s <= target_frac * mean.step_s
 
 
 def _is_beaten(

@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+
+from lf_ray.measure import drift_of, pooled, visit_interval
+from lf_ray.protocol import Interval
+from lf_ray.testing.sim.noise import StepNoise
+
+NOISE = StepNoise(cv=0.006, phi=0.2, between_frac=0.003)
+
+
+def speed(at_s: float) -> float:
+    """A device that needs 20 s to clock up and throttles when hot."""
+    warm = min(1.0, 0.8 + 0.2 * at_s / 20)
+    return 0.9 if at_s > 120 else warm
+
+
+def test_a_steady_machine_shows_no_drift() -> None:
+    rng = np.random.default_rng(31)
+    found = []
+    for _ in range(200):
+        rows = NOISE.factors(rng, 5, 24)
+        visits = [(60.0 * index, visit_interval(row)) for index, row in enumerate(rows)]
+        found.append(drift_of(visits).found)
+    assert np.mean(found) < 0.02
+
+
+def test_a_drift_is_found_flagged_and_taken_out() -> None:
+    rng = np.random.default_rng(32)
+    at_s = np.linspace(0, 600, 7)
+    slow = 1 + 0.08 * at_s / 600
+    rows = NOISE.factors(rng, 7, 30) * slow[:, None]
+    drift = drift_of([(date, visit_interval(row)) for date, row in zip(at_s, rows)])
+    assert drift.found
+    assert drift.flagged
+    assert drift.range_frac == pytest.approx(0.08, abs=0.01)
+    late = visit_interval(NOISE.factors(rng, 1, 30)[0] * 2 * 1.08)
+    corrected = drift.corrected(late, 600.0)
+    assert corrected.value == pytest.approx(2 * slow.mean(), rel=0.01)
+    assert corrected.half_width_frac > late.half_width_frac
+
+
+def test_one_baseline_says_nothing_about_drift() -> None:
+    visit = visit_interval(NOISE.factors(np.random.default_rng(33), 1, 30)[0])
+    drift = drift_of([(5.0, visit)])
+    assert not drift.found
+    assert "can't" in drift.reason
+    assert drift.corrected(visit, 50.0) == visit
+
+
+def test_the_true_best_wins_in_shuffled_orders_on_a_ramping_throttling_device() -> None:
+    true_step_s = {"a": 1.00, "b": 1.04, "c": 1.05, "d": 1.08}
+    rng = np.random.default_rng(34)
+    won, won_uncorrected = 0, 0
+    for _ in range(10):
+        at_s = 0.0
+        baselines: list[tuple[float, str, Interval]] = []
+        visits: list[tuple[float, str, Interval]] = []
+        order = [str(name) for name in rng.permutation(list(true_step_s))]
+        for name in ["base", *order, "base", *order[::-1], "base"]:
+            for part in ("base", name):
+                row = NOISE.factors(rng, 1, 24)[0] * true_step_s.get(part, 1.2) / speed(at_s)
+                reading = visit_interval(row)
+                (baselines if part == "base" else visits).append((at_s, part, reading))
+                at_s += float(row.sum())
+        drift = drift_of([(date, reading) for date, _, reading in baselines])
+        points = {
+            name: pooled(
+                [drift.corrected(read, date) for date, part, read in visits if part == name]
+            )
+            for name in true_step_s
+        }
+        first = {part: read.value for _, part, read in reversed(visits)}
+        won += min(points, key=lambda name: points[name].value) == "a"
+        won_uncorrected += min(first, key=lambda name: first[name]) == "a"
+    assert won >= 9
+    assert won > won_uncorrected
