@@ -5,6 +5,7 @@ cheapest value such that it and every ladder value between it and best's are wit
 best. Unlike the elbow of a curve this does not move when a longer range is swept.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lf_ray.analysis.points import Visit
-from lf_ray.analysis.slices import Reading, Slice
+from lf_ray.analysis.slices import Reading, Slice, in_words
 from lf_ray.measure.interval import ASSUMED_BETWEEN_FRAC
 from lf_ray.protocol import KnobValue, Wire
 
@@ -106,6 +107,31 @@ def knee_index(values: Floats, best_index: int, delta: float) -> int:
     return index
 
 
+def elbow_of(along: Slice) -> KnobValue | None:
+    """Returns the ladder value at the curve's elbow (Kneedle), from the cheap side to the best.
+
+    Shown beside the knee and never used for it: it moves with the range that was swept.
+    """
+    usable = [
+        (reading.value, float(np.mean([visit.throughput.value for visit in reading.visits])))
+        for reading in along.readings[: along.best_index + 1]
+        if reading.usable
+    ]
+    if len(usable) < 4:
+        return None
+    from kneed import KneeLocator  # importing it takes seconds (scipy)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns where a curve has no elbow
+        found = KneeLocator(
+            range(len(usable)),
+            [throughput for _, throughput in usable],
+            curve="concave",
+            direction="increasing",
+        ).knee
+    return None if found is None else usable[int(found)][0]
+
+
 @dataclass(frozen=True, slots=True)
 class _Judgement:
     """One slice with its resamples (one a row): the rules that turn them into a status."""
@@ -142,7 +168,7 @@ class _Judgement:
             missing = self._missing((readings[index - 1].value,))
             return KneeStatus.UNDETERMINED, f"the walk towards cheaper values stops where {missing}"
         if high - low > MAX_SPAN_STEPS:
-            span = f"{readings[low].value} to {readings[high].value}"
+            span = f"{self._words(readings[low].value)} to {self._words(readings[high].value)}"
             return KneeStatus.UNDETERMINED, f"the readings allow anything from {span}"
         if index == 0 and not self.along.closed[0]:
             return KneeStatus.EDGE, "the cheapest value swept is still within delta of the best"
@@ -155,9 +181,9 @@ class _Judgement:
             return "the cheapest value there is, and as fast as the best"
         cheaper = self.along.readings[index - 1]
         if not cheaper.usable:
-            return f"{cheaper.value} is cheaper but {cheaper.note or 'can not be used'}"
+            return f"{self._words(cheaper.value)} is cheaper but {cheaper.note}"
         loss = 1 - self.values[index - 1] / self.values[self.along.best_index]
-        return f"{cheaper.value} is cheaper but {loss:.1%} slower than the best"
+        return f"{self._words(cheaper.value)} is cheaper but {loss:.1%} slower than the best"
 
     def _rises_to(self, end: int) -> bool:
         """Returns whether the end of the ladder is certainly faster than two steps before it."""
@@ -175,7 +201,10 @@ class _Judgement:
         return usable and len(known) > 1 and bool((known >= floor).all())
 
     def _missing(self, values: Sequence[KnobValue]) -> str:
-        return f"{', '.join(str(value) for value in values)} was not measured"
+        return f"{', '.join(self._words(value) for value in values)} was not measured"
+
+    def _words(self, value: KnobValue) -> str:
+        return in_words(self.along.knob, value)
 
     def _knee(
         self, status: KneeStatus, reason: str, index: int, span: tuple[int, int], share: float

@@ -26,6 +26,7 @@ _LEAST = {
     "data.prefetch": 1,
 }
 _MOST = {"overlap.ratio": 1.0}
+_UNITS = {"overlap.bucket_size_mb": "MiB"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +130,13 @@ def cheapest_first(knob: str, values: Sequence[KnobValue]) -> list[KnobValue]:
     if all(isinstance(value, int | float) for value in distinct):
         return sorted(distinct, key=float, reverse=knob in _LARGER_IS_CHEAPER)
     return sorted(distinct, key=lambda value: value != "none")
+
+
+def in_words(knob: str, value: KnobValue) -> str:
+    """Returns a knob's value as people write it, with its unit."""
+    text = f"{value:g}" if isinstance(value, int | float) else str(value)
+    unit = _UNITS.get(knob)
+    return f"{text} {unit}" if unit else text
 
 
 def _reading(value: KnobValue, found: Sequence[Point]) -> Reading:

@@ -1,6 +1,9 @@
 """Records of seeded objectives: what a sweep would have measured, without running one."""
 
+import runpy
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from lf_ray.protocol import (
     TrialRecord,
     TrialRequest,
 )
+from lf_ray.record.history import SweepHistory, read_journal
 
 KNOBS: dict[str, KnobValue] = {"overlap.bucket_size_mb": 25.0, "overlap.ratio": 1.0}
 SAMPLES_PER_STEP = 8
@@ -92,3 +96,21 @@ def make_record() -> MakeRecord:
         )
 
     return make
+
+
+MAKER = Path(__file__).resolve().parents[2] / "data" / "make_journal.py"
+
+
+@pytest.fixture(scope="session")
+def seeded_history(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SweepHistory]:
+    """Returns a maker of whole simulated sweeps by case: peaked, flat, data_bound ..."""
+    write_sweep = runpy.run_path(str(MAKER))["write_sweep"]
+    folder = tmp_path_factory.mktemp("journals")
+
+    @cache
+    def history(case: str = "peaked", seed: int = 0) -> SweepHistory:
+        path = folder / f"{case}-{seed}" / "journal.jsonl"
+        write_sweep(path, case, seed)
+        return read_journal(path)
+
+    return history

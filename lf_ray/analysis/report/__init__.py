@@ -1,0 +1,1 @@
+"""What a sweep leaves for people: words, figures, pages, configurations."""

@@ -1,0 +1,1 @@
+"""Figures of an answer, as SVG text."""

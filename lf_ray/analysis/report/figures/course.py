@@ -1,0 +1,112 @@
+"""The sweep itself: loss against samples, and what its seconds went to."""
+
+from typing import Any
+
+import numpy as np
+
+from lf_ray.analysis.answer import Answer
+from lf_ray.analysis.points import Point
+from lf_ray.analysis.report.figures.canvas import BASE, BEST, KNEE, draw_svg
+from lf_ray.analysis.seconds import spans_of
+
+_PARTS = {
+    "measured": "#0b6e99",
+    "warmup": "#7db6d0",
+    "restart": "#c2410c",
+    "prepare": "#e0a458",
+    "capture": "#b07aa1",
+    "reference": "#8a6d00",
+    "reset": "#9aa5b1",
+    "other": "#cfd6dd",
+}
+
+
+def loss_figure(answer: Answer) -> str:
+    """Returns loss against samples: the baseline's visits as a band, the winner as a line."""
+    base = answer.baseline
+    curves = _loss_curves(base) if base else []
+    if not curves:
+        return ""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        length = min(len(loss) for _, loss in curves)
+        samples = curves[0][0][:length]
+        stack = np.array([loss[:length] for _, loss in curves])
+        axes.fill_between(
+            samples,
+            stack.min(axis=0),
+            stack.max(axis=0),
+            color=BASE,
+            alpha=0.22,
+            lw=0,
+            label=f"baseline, {len(curves)} visits",
+        )
+        axes.plot(samples, stack.mean(axis=0), color=BASE, lw=1.2)
+        rival = answer.fastest
+        if rival is not None and base is not None and rival.id != base.id:
+            for index, (seen, loss) in enumerate(_loss_curves(rival)[:3]):
+                label = f"best ({rival.id})" if index == 0 else None
+                axes.plot(seen, loss, color=BEST, lw=1.4, label=label)
+        axes.set_xlabel("samples seen")
+        axes.set_ylabel("loss")
+        axes.legend(loc="upper right")
+
+    return draw_svg(draw, 2.8, "Loss by samples seen")
+
+
+def timeline_figure(answer: Answer) -> str:
+    """Returns what the sweep's seconds went to: the sum on top, visit after visit below."""
+    spans = spans_of(answer.history)
+    if not spans:
+        return ""
+
+    def draw(figure: Any) -> None:
+        top, bottom = figure.subplots(2, 1, height_ratios=(1, 1.6))
+        _ledger_bar(top, answer)
+        for span in spans:
+            at_s = span.start_s
+            for name, length_s in span.parts_s.items():
+                color = _PARTS.get(name, _PARTS["other"])
+                bottom.barh(0, length_s, left=at_s, height=0.8, color=color, lw=0)
+                at_s += length_s
+            if span.outcome not in ("completed", "pruned"):
+                bottom.plot((span.start_s + span.end_s) / 2, 0.55, "v", color=KNEE, ms=6)
+        bottom.set_yticks([])
+        bottom.set_ylim(-0.6, 0.8)
+        bottom.grid(visible=False)
+        bottom.set_xlabel("seconds since the start (triangles: trials that came to nothing)")
+        bottom.set_title("visit after visit")
+
+    return draw_svg(draw, 3.2, "What the seconds of the sweep went to")
+
+
+def _loss_curves(point: Point) -> list[tuple[list[int], list[float]]]:
+    return [
+        (
+            [record.samples_per_step * (step + 1) for step in range(len(record.trace.loss))],
+            list(record.trace.loss),
+        )
+        for record in point.records
+        if record.trace is not None and len(record.trace.loss) > 1
+    ]
+
+
+def _ledger_bar(axes: Any, answer: Answer) -> None:
+    seconds = answer.seconds
+    parts = {
+        "measured": (seconds.measured, _PARTS["measured"]),
+        "warm-up": (seconds.warmup, _PARTS["warmup"]),
+        "start-up": (seconds.startup, _PARTS["restart"]),
+        "between": (seconds.between, _PARTS["prepare"]),
+        "searcher": (seconds.searcher, _PARTS["reference"]),
+    }
+    left = 0.0
+    for name, (length_s, color) in parts.items():
+        share = length_s / max(seconds.total, 1e-9)
+        axes.barh(0, length_s, left=left, height=0.8, color=color, label=f"{name} {share:.0%}")
+        left += length_s
+    axes.set_yticks([])
+    axes.set_title(f"{seconds.total:.0f} s in all")
+    axes.grid(visible=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=3)

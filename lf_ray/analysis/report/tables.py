@@ -1,0 +1,206 @@
+"""The tables of a report, as rows of text: the page and the markdown show the same ones."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lf_ray.analysis.answer import Answer, Verdict, is_trial
+from lf_ray.analysis.frontier import frontier
+from lf_ray.analysis.gain import GIB
+from lf_ray.analysis.knee import KneeStatus
+from lf_ray.analysis.points import Point
+from lf_ray.analysis.slices import in_words
+from lf_ray.settings import SweepConfig, plain
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A heading, column names, rows of text."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+def knee_table(answer: Answer) -> Table:
+    """Returns what each varied knob comes to."""
+    rows = []
+    for knee in answer.knees:
+        words = [
+            in_words(knee.knob, value)
+            for value in (
+                answer.history.header.baseline_knobs[knee.knob],
+                knee.best_value,
+                knee.value,
+            )
+        ]
+        span = f"{in_words(knee.knob, knee.lo)} to {in_words(knee.knob, knee.hi)}"
+        rows.append((knee.knob, *words, span, str(knee.status), knee.reason))
+    return Table(
+        "Knobs",
+        ("knob", "baseline", "best", "knee", "95 % of resamples", "status", "why"),
+        tuple(rows),
+        "Knee: the cheapest value such that it, and every value between it and the best, is within "
+        f"{_delta(answer):.0%} of the best.",
+    )
+
+
+def trial_table(answer: Answer) -> Table:
+    """Returns every trial with its interval and reason, in the order of starting."""
+    points = [point for point in answer.gathered.points if is_trial(point)]
+    return Table("Trials", _POINT_COLUMNS, tuple(_point_row(answer, point) for point in points))
+
+
+def slice_table(answer: Answer) -> Table:
+    """Returns the points that were no trials but were measured for the slices."""
+    points = [point for point in answer.gathered.points if not is_trial(point)]
+    return Table(
+        "Slice points", _POINT_COLUMNS, tuple(_point_row(answer, point) for point in points)
+    )
+
+
+def frontier_table(answer: Answer) -> Table:
+    """Returns the settings that nothing beats in throughput, memory and loss together."""
+    rows = []
+    for item in frontier(answer.gathered.points):
+        if item.beaten_by:
+            continue
+        rate = item.throughput
+        rows.append(
+            (
+                item.point.id,
+                *_varied(answer, item.point),
+                f"{rate.value:.4g} ({rate.lo:.4g} to {rate.hi:.4g})",
+                f"{item.peak_bytes / GIB:.2f}" if item.peak_bytes else "not measured",
+                f"{item.loss:.4f} +- {item.loss_error:.4f}" if item.loss is not None else "none",
+            )
+        )
+    return Table(
+        "Pareto frontier",
+        ("trial", *_names(answer), "samples/s", "peak GiB", "loss at equal samples"),
+        tuple(rows),
+        "What is left out is beaten, beyond noise, in something and in nothing better.",
+    )
+
+
+def ledger_table(answer: Answer) -> Table:
+    """Returns what the sweep's seconds went to."""
+    seconds = answer.seconds
+    meanings = {
+        "measured": "steady steps that count",
+        "warmup": "first steps of each visit",
+        "startup": "Ray, workers, model, data",
+        "between": "preparing, capture, reset between visits",
+        "searcher": "choosing what to run next",
+    }
+    rows = [
+        (name, f"{value:.1f}", f"{value / seconds.total:.1%}" if seconds.total else "", meaning)
+        for name, meaning in meanings.items()
+        for value in [float(getattr(seconds, name))]
+    ]
+    rows.append(("total", f"{seconds.total:.1f}", "100 %", "wall time"))
+    return Table("Ledger", ("class", "seconds", "share", "what it is"), tuple(rows))
+
+
+def not_worth_table(answer: Answer) -> Table:
+    """Returns the knobs that need no tuning here, and why."""
+    idle = (KneeStatus.FLAT, KneeStatus.DEAD)
+    rows = [
+        (knee.knob, str(knee.status), knee.reason) for knee in answer.knees if knee.status in idle
+    ]
+    if answer.verdict is Verdict.DATA_BOUND:
+        rows += [
+            (knee.knob, "data-bound", knee.reason)
+            for knee in answer.knees
+            if knee.status not in idle
+        ]
+    num_dead = len(answer.history.dead)
+    note = f"{num_dead} suggestions came to the same as a measured one and were not run."
+    return Table(
+        "Not worth tuning here", ("knob", "status", "why"), tuple(rows), note if num_dead else ""
+    )
+
+
+def setting_table(answer: Answer) -> Table:
+    """Returns what the sweep ran on and with."""
+    header = answer.history.header
+    rows = [("machine", str(header.machine.get("label", "unknown")))]
+    rows += [(name, str(value)) for name, value in header.versions.items()]
+    rows += [("data", header.data_id), ("seed", str(header.seed)), ("space", header.space_hash)]
+    return Table("Ran on and with", ("what", "value"), tuple(rows))
+
+
+def commands(answer: Answer) -> tuple[tuple[str, str], ...]:
+    """Returns how to use and how to reproduce the answer: what for, and the command."""
+    header = answer.history.header
+    words = [f"python sweeps/{header.name}.py", *changed_settings(header.config)]
+    return (
+        ("Train with the best configuration", "python -m lf_ray.train --config best.yaml"),
+        ("Run this sweep again", " ".join(words)),
+        ("Put it into MLflow again", "python -m lf_ray.record rebuild journal.jsonl"),
+    )
+
+
+_SITE_KEYS = ("name", "resume", "cluster.device")
+
+
+def changed_settings(config: object) -> list[str]:
+    """Returns the settings that differ from the defaults as `key=value` words."""
+    defaults = _flat(plain(SweepConfig()))
+    return [
+        f"{key}={_word(value)}"
+        for key, value in _flat(config).items()
+        if key in defaults and value != defaults[key] and key not in _SITE_KEYS
+    ]
+
+
+def _flat(config: object, prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    assert isinstance(config, dict)
+    for key, value in config.items():
+        if isinstance(value, dict):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return "null"
+    text = str(value)
+    return f"'{text}'" if any(letter in text for letter in " ,[]()") else text
+
+
+_POINT_COLUMNS = ("trial", "settings", "samples/s", "95 %", "visits", "gate", "outcome", "reason")
+
+
+def _point_row(answer: Answer, point: Point) -> tuple[str, ...]:
+    rate = point.throughput
+    gate = "none" if point.gate is None else "passed" if point.gate.passed else "failed"
+    reason = point.outcome.reason or point.outcome.stop_rule
+    return (
+        point.id,
+        ", ".join(
+            f"{name.split('.')[-1]} {value}"
+            for name, value in zip(_names(answer), _varied(answer, point))
+        ),
+        f"{rate.value:.4g}" if rate else "",
+        f"{rate.lo:.4g} to {rate.hi:.4g}" if rate else "",
+        str(len(point.visits)),
+        gate,
+        str(point.outcome.kind),
+        reason,
+    )
+
+
+def _names(answer: Answer) -> Sequence[str]:
+    return list(answer.history.header.space)
+
+
+def _varied(answer: Answer, point: Point) -> list[str]:
+    return [in_words(name, point.knobs[name]) for name in _names(answer) if name in point.knobs]
+
+
+def _delta(answer: Answer) -> float:
+    return float(answer.history.header.config.get("sweep", {}).get("delta", 0.02))

@@ -1,0 +1,212 @@
+"""The answer in words: what is printed at the end of a sweep and stands first in its report."""
+
+from lf_ray.analysis.advice import advice_in_words
+from lf_ray.analysis.answer import Answer, Verdict, device, num_ranks
+from lf_ray.analysis.gain import economics
+from lf_ray.analysis.knee import Knee, KneeStatus
+from lf_ray.analysis.slices import in_words
+from lf_ray.protocol import Interval, Knobs, OutcomeKind
+
+
+def headline(answer: Answer) -> str:
+    """Returns the answer in one sentence."""
+    if answer.verdict is Verdict.NO_BASELINE:
+        return f"No answer: {_why_no_baseline(answer)}."
+    if answer.verdict is Verdict.DATA_BOUND:
+        assert answer.roofline is not None
+        return (
+            f"Data-bound: the step waits for its data {answer.roofline.wait_frac:.0%} of the "
+            "time. Keep the baseline and speed up the input path first."
+        )
+    if answer.verdict is Verdict.KEEP_BASELINE or answer.gain is None or not answer.winner:
+        return "Keep the baseline: nothing tried is certainly faster."
+    percent = f"{answer.gain.value - 1:.1%}"
+    if answer.gain.value < 1.02:
+        return f"A small gain: {percent} over the baseline, with {changed_in_words(answer)}."
+    return f"{percent} faster than the baseline, with {changed_in_words(answer)}."
+
+
+def sentences(answer: Answer) -> list[str]:
+    """Returns the whole answer, the headline first, most important next."""
+    said = [headline(answer)]
+    if answer.baseline and answer.baseline.throughput:
+        said.append(
+            f"Baseline: {rate_in_words(answer.baseline.throughput)} "
+            f"({knobs_in_words(answer, answer.baseline.knobs)}), "
+            f"{answer.baseline.samples_per_step} samples a step on {_where(answer)}."
+        )
+    said += _winner_words(answer)
+    said += [knee_in_words(knee) for knee in answer.knees]
+    said += _joint_words(answer)
+    said += economy_words(answer)
+    said += _cost_words(answer)
+    said += advice_in_words(answer.baseline_roofline, answer.roofline)
+    return said + list(labels(answer))
+
+
+def labels(answer: Answer) -> tuple[str, ...]:
+    """Returns what limits the answer: simulated, made-up data, random weights."""
+    config = answer.history.header.config
+    said = []
+    if device(answer.history) == "simulated":
+        said.append("Simulated cluster: every number here is a prediction, none was measured.")
+    source = config.get("data", {}).get("source", "sample")
+    random_weights = not config.get("model", {}).get("weights")
+    if source == "synthetic":
+        said.append("Synthetic data: made in memory, no video was decoded.")
+    elif source == "sample" and random_weights:
+        said.append("Random weights, sample data: this tunes speed only.")
+    elif random_weights:
+        said.append("Random weights: this tunes speed only.")
+    return tuple(said)
+
+
+def knee_in_words(knee: Knee) -> str:
+    """Returns one knob's knee as a sentence."""
+    value = in_words(knee.knob, knee.value)
+    if knee.status is KneeStatus.DEAD:
+        return f"{knee.knob}: dead here, {knee.reason}; it stays at {value}."
+    if knee.status is KneeStatus.FLAT:
+        return f"{knee.knob}: flat, {knee.reason} ({value})."
+    span = f"{in_words(knee.knob, knee.lo)} to {in_words(knee.knob, knee.hi)}"
+    if knee.status is KneeStatus.UNDETERMINED:
+        kept = in_words(knee.knob, knee.advised)
+        return f"{knee.knob}: undetermined, {knee.reason}; {kept} is kept."
+    certain = "" if knee.lo == knee.hi else f" (95 %: {span})"
+    edge = "at the edge of what was swept, " if knee.status is KneeStatus.EDGE else ""
+    return f"{knee.knob}: knee {edge}at {value}{certain}; {knee.reason}."
+
+
+def rate_in_words(rate: Interval) -> str:
+    """Returns a throughput with its interval and what it rests on."""
+    return (
+        f"{rate.value:.4g} samples/s (95 %: {rate.lo:.4g} to {rate.hi:.4g}; "
+        f"{counted(rate.num_visits, 'visit')}, {counted(rate.num_steps, 'step')})"
+    )
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns a number with its noun."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def knobs_in_words(answer: Answer, knobs: Knobs) -> str:
+    """Returns the varied knobs of a point."""
+    names = [name for name in answer.history.header.space if name in knobs]
+    return ", ".join(f"{name} {in_words(name, knobs[name])}" for name in names)
+
+
+def changed_in_words(answer: Answer) -> str:
+    """Returns what the winner sets otherwise than the baseline."""
+    assert answer.winner is not None
+    base = answer.history.header.baseline_knobs
+    changed = [name for name, value in answer.winner.knobs.items() if base.get(name) != value]
+    said = [
+        f"{name} {in_words(name, answer.winner.knobs[name])} (was {in_words(name, base[name])})"
+        for name in changed
+    ]
+    return " and ".join(said) if said else "the baseline's own settings"
+
+
+def duration(seconds: float) -> str:
+    """Returns a duration as people say it."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def worth_it(answer: Answer) -> str:
+    """Returns whether tuning was worth it, in words."""
+    if answer.verdict is not Verdict.IMPROVED or answer.break_even_steps is None:
+        return "Worth it? What it bought is the knowledge that the present settings are fine."
+    assert answer.winner is not None
+    steps, step_s = answer.break_even_steps, answer.winner.step_s
+    took = f" ({duration(steps * step_s.value)} of training)" if step_s else ""
+    return f"Worth it? The sweep's time is won back after {steps:,.0f} training steps{took}."
+
+
+def economy_words(answer: Answer) -> list[str]:
+    """Returns what the ladder steps around each knee buy and lose."""
+    if answer.verdict is not Verdict.IMPROVED:
+        return []
+    points = answer.gathered.points
+    found = [
+        text
+        for along, knee in zip(answer.slices, answer.knees)
+        for text in economics(along, knee, points)
+    ]
+    return [f"{text}." for text in found]
+
+
+def _winner_words(answer: Answer) -> list[str]:
+    point = answer.fastest
+    if point is None or point.throughput is None or answer.baseline is None:
+        return []
+    if point.id == answer.baseline.id:
+        return ["Best: the baseline itself."]
+    name = "Best" if answer.verdict is Verdict.IMPROVED else "Fastest seen"
+    again = "" if len(point.visits) > 1 else ", not measured again"
+    said = (
+        f"{name}: {rate_in_words(point.throughput)} with "
+        f"{knobs_in_words(answer, point.knobs)} (trial {point.id}{again})"
+    )
+    if answer.verdict is Verdict.IMPROVED and answer.gain:
+        gain = answer.gain
+        said += f": {gain.value:.3f}x the baseline (95 %: {gain.lo:.3f} to {gain.hi:.3f})"
+    return [f"{said}."]
+
+
+def _joint_words(answer: Answer) -> list[str]:
+    if answer.verdict is not Verdict.IMPROVED or answer.winner is None:
+        return []
+    if answer.knee_knobs == answer.winner.knobs:
+        return ["All knees together are the best point itself."]
+    point = answer.knee_point
+    if point is None or point.throughput is None:
+        return ["The point at all knees together was not measured."]
+    assert answer.winner.throughput is not None
+    share = point.throughput.value / answer.winner.throughput.value - 1
+    return [
+        f"At all knees together ({knobs_in_words(answer, point.knobs)}): "
+        f"{rate_in_words(point.throughput)}, {share:+.1%} against the best."
+    ]
+
+
+def _cost_words(answer: Answer) -> list[str]:
+    seconds, counts = answer.seconds, answer.outcomes
+    total = sum(counts.values())
+    parts = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    gpu = f" ({answer.gpu_seconds:,.0f} GPU-seconds)" if answer.gpu_seconds else ""
+    share = seconds.measured / seconds.total if seconds.total else 0.0
+    visits = len(answer.history.records)
+    said = [
+        f"Cost: {duration(seconds.total)}{gpu} for {counted(total, 'trial')} "
+        f"({parts or 'none ended'}) and {counted(visits, 'visit')}; {share:.0%} of it was "
+        "measured steps."
+    ]
+    if answer.verdict is not Verdict.NO_BASELINE:
+        said.append(worth_it(answer))
+    drift = answer.gathered.drift
+    if drift is not None and drift.found:
+        said.append(f"The machine drifted: {drift.reason}; that is taken out of all numbers.")
+    return said
+
+
+def _why_no_baseline(answer: Answer) -> str:
+    point = answer.gathered.baseline
+    if point is None:
+        return "the baseline never came back"
+    if point.gate_failed:
+        return "the baseline's numbers differ from the reference's"
+    if point.outcome.kind is OutcomeKind.COMPLETED:
+        return "the baseline did not settle"
+    return f"the baseline is {point.outcome.kind} ({point.outcome.reason or 'no reason given'})"
+
+
+def _where(answer: Answer) -> str:
+    label = answer.history.header.machine.get("label")
+    ranks = num_ranks(answer.history)
+    words = counted(ranks, "rank")
+    return f"{words}, {label}" if label else words

@@ -1,0 +1,128 @@
+"""The answer of whole sweeps whose truth is known."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from lf_ray.analysis.answer import Verdict, answer_of
+from lf_ray.analysis.knee import KneeStatus
+from lf_ray.protocol import OutcomeKind, Purpose, TrialRecord
+from lf_ray.record.history import SweepEnd, SweepHistory
+
+History = Callable[..., SweepHistory]
+Make = Callable[..., TrialRecord]
+BUCKET, RATIO = "overlap.bucket_size_mb", "overlap.ratio"
+
+
+def test_a_peaked_sweep_finds_best_knee_and_gain(seeded_history: History) -> None:
+    answer = answer_of(seeded_history("peaked"))
+    assert answer.verdict is Verdict.IMPROVED
+    assert answer.winner is not None
+    assert (answer.winner.knobs[BUCKET], answer.winner.knobs[RATIO]) == (1.0, 0.8)
+    knees = {knee.knob: knee for knee in answer.knees}
+    assert (knees[BUCKET].value, knees[RATIO].value) == (2.0, 0.6)
+    assert {knee.status for knee in answer.knees} == {KneeStatus.RESOLVED}
+    assert (answer.knee_knobs[BUCKET], answer.knee_knobs[RATIO]) == (2.0, 0.6)
+    assert answer.knee_point is not None
+    assert answer.gain is not None
+    truth = 0.1402 / 0.10588  # of make_journal's objective, without noise
+    assert answer.gain.lo <= truth <= answer.gain.hi
+    assert answer.exit_code == 0
+    assert answer.outcomes == {
+        "completed": 9,
+        "pruned": 0,
+        "infeasible": 1,
+        "failed": 1,
+        "invalid": 1,
+    }
+
+
+def test_a_flat_sweep_keeps_the_baseline(seeded_history: History) -> None:
+    answer = answer_of(seeded_history("flat"))
+    assert answer.verdict is Verdict.KEEP_BASELINE
+    assert answer.winner is answer.baseline
+    assert answer.knee_knobs == answer.history.header.baseline_knobs
+    assert all(knee.status is KneeStatus.FLAT for knee in answer.knees)
+    assert answer.exit_code == 0
+
+
+def test_a_data_bound_sweep_declares_no_bucket_the_winner(seeded_history: History) -> None:
+    answer = answer_of(seeded_history("data_bound"))
+    assert answer.verdict is Verdict.DATA_BOUND
+    assert answer.winner is answer.baseline
+    assert answer.roofline is not None
+    assert answer.roofline.wait_frac > 0.2
+    assert all(knee.status is KneeStatus.UNDETERMINED for knee in answer.knees)
+    assert answer.knee_knobs[BUCKET] == 25.0
+    assert answer.exit_code == 0
+
+
+def test_without_a_valid_baseline_there_is_no_answer(seeded_history: History) -> None:
+    answer = answer_of(seeded_history("no_baseline"))
+    assert (answer.verdict, answer.exit_code) == (Verdict.NO_BASELINE, 1)
+    assert answer.gain is None
+    assert answer.knees == ()
+
+
+def test_an_interrupted_sweep_keeps_what_it_has(seeded_history: History) -> None:
+    answer = answer_of(seeded_history("interrupted"))
+    assert answer.exit_code == 130
+    assert answer.verdict is Verdict.IMPROVED
+    assert all(knee.status is KneeStatus.UNDETERMINED for knee in answer.knees)
+    assert answer.winner is not None
+    assert answer.knee_knobs == answer.winner.knobs
+
+
+def _with(history: SweepHistory, *records: TrialRecord) -> SweepHistory:
+    return replace(history, records=records, ended=SweepEnd(reason="", exit_code=0, wall_s=0.0))
+
+
+def test_every_other_trial_lost_is_no_answer(seeded_history: History, make_record: Make) -> None:
+    history = seeded_history("no_baseline")
+    base = make_record("t000", 100.0, purpose=Purpose.BASELINE)
+    lost = make_record("t001", kind=OutcomeKind.FAILED, reason="died")
+    too_large = make_record("t002", kind=OutcomeKind.INFEASIBLE, reason="memory")
+    assert answer_of(_with(history, base, lost)).exit_code == 1
+    assert answer_of(_with(history, base, lost, too_large)).exit_code == 0
+    assert answer_of(_with(history, base)).exit_code == 0
+
+
+def test_a_baseline_beyond_its_gate_is_no_baseline(
+    seeded_history: History, make_record: Make
+) -> None:
+    base = make_record("t000", 100.0, purpose=Purpose.BASELINE, gate=False)
+    answer = answer_of(_with(seeded_history("no_baseline"), base))
+    assert (answer.verdict, answer.exit_code) == (Verdict.NO_BASELINE, 1)
+
+
+def test_a_joint_knee_that_is_slower_than_its_parts_is_not_advised(
+    seeded_history: History, make_record: Make
+) -> None:
+    history = seeded_history("peaked")
+    joint = {**history.header.baseline_knobs, BUCKET: 2.0, RATIO: 0.6}
+    kept = [r for r in history.records if r.request.knobs != joint]
+    slow = [
+        make_record("s039", 50.0, knobs=joint),
+        make_record("s040", 50.0, knobs=joint, replicate_of="s039"),
+    ]
+    answer = answer_of(replace(history, records=(*kept, *slow)))
+    assert answer.winner is not None
+    assert answer.knee_knobs == answer.winner.knobs
+
+
+def test_seconds_add_up_and_leave_out_the_pause_before_a_resume(seeded_history: History) -> None:
+    history = seeded_history("peaked")
+    seconds = answer_of(history).seconds
+    parts = seconds.measured + seconds.warmup + seconds.startup + seconds.between
+    assert parts + seconds.searcher == pytest.approx(seconds.total)
+    assert seconds.measured == pytest.approx(
+        sum(r.outcome.costs_s.get("measured", 0.0) for r in history.records)
+    )
+    head, tail = history.events[:20], history.events[20:]
+    resumed = replace(
+        head[-1], kind="note", data={"resumed": True}, wall_s=head[-1].wall_s + 5000.0
+    )
+    later = tuple(replace(event, wall_s=event.wall_s + 5000.0) for event in tail)
+    paused = replace(history, events=(*head, resumed, *later))
+    assert answer_of(paused).seconds.total == pytest.approx(seconds.total)
