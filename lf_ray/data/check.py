@@ -1,17 +1,15 @@
 """Says in seconds, without a GPU, whether data can be trained on, and what to fix where not."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from lf_ray.data.batches.sizes import groot_config
 from lf_ray.data.checks.content import check_episodes, check_tables, check_views
 from lf_ray.data.checks.layout import check_modality, check_sizes
-from lf_ray.data.checks.problem import Findings, Problem
+from lf_ray.data.checks.problem import Findings, Problem, raise_problems
 from lf_ray.data.lerobot.embodiments import choose_embodiment, choose_modality
 from lf_ray.data.lerobot.meta import Info, Meta, read_episodes, read_info, read_tasks
 from lf_ray.data.lerobot.modality import Modality
 from lf_ray.data.lerobot.statistics import read_statistics
-from lf_ray.errors import DataError
 from lf_ray.settings import DataSettings, ModelSettings
 from models.groot_n1_6.config import GrootConfig
 
@@ -37,17 +35,6 @@ def check_dataset(data: DataSettings, model: ModelSettings) -> list[Problem]:
             "Name the same cameras in each modality.json.",
         )
     return found.problems
-
-
-def raise_problems(problems: Sequence[Problem]) -> None:
-    """Raises what keeps the data from being trained on, all in one message.
-
-    Raises:
-        DataError: any problem is fatal.
-    """
-    fatal = [problem.message for problem in problems if problem.is_fatal]
-    if fatal:
-        raise DataError("\n".join(fatal))
 
 
 def _check_settings(found: Findings, data: DataSettings) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,34 @@ def file_hash(path: Path) -> str:
             file.seek(max(_EDGE_BYTES, num_bytes - _EDGE_BYTES))
             digest.update(file.read(_EDGE_BYTES))
     return digest.hexdigest()
+
+
+def listing_hash(paths: Iterable[Path]) -> str:
+    """Returns a hash of names, sizes and times of change: quick, and different for a copy."""
+    parts = []
+    for path in paths:
+        status = path.stat()
+        parts.append(f"{path} {status.st_size} {status.st_mtime_ns}")
+    return joined_hash(parts)
+
+
+def remembered(path: Path, compute: Callable[[], Any]) -> Any:
+    """Returns the JSON value kept in a file, computing and keeping it where there is none.
+
+    A folder that can't be written costs the keeping, nothing else.
+    """
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        value = compute()
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(json.dumps(value))
+        scratch.replace(path)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+    return value
 
 
 def joined_hash(parts: Iterable[str]) -> str:

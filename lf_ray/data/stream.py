@@ -113,10 +113,13 @@ class SampleStream:
         """Returns data set and position in its own stream, for a window of the stream."""
         before = self._shares.counts(window * _WINDOW)
         counts = self._shares.counts((window + 1) * _WINDOW) - before
-        parts = np.repeat(np.arange(len(counts)), counts)
-        own = np.concatenate([start + np.arange(count) for start, count in zip(before, counts)])
-        shuffled = np.random.default_rng((self._seed, 1, window)).permutation(_WINDOW)
-        return parts[shuffled], own[shuffled]
+        rng = np.random.default_rng((self._seed, 1, window))
+        parts = rng.permutation(np.repeat(np.arange(len(counts)), counts))
+        own = np.empty_like(parts)
+        for part, start in enumerate(before.tolist()):
+            is_here = parts == part
+            own[is_here] = start + np.arange(np.count_nonzero(is_here))
+        return parts, own
 
 
 def rank_positions(start: int, batch_size: int, rank: int, world_size: int) -> Positions:

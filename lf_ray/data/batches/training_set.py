@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from lf_ray.data.batches.prompts import prompt_arrays
 from lf_ray.data.batches.sizes import groot_config
+from lf_ray.data.checks.layout import check_modality, check_sizes
+from lf_ray.data.checks.problem import Findings, raise_problems
 from lf_ray.data.files import joined_hash
 from lf_ray.data.frames.decoder import BadFrame, FrameDecoder
 from lf_ray.data.frames.fill import FillUnit
@@ -214,7 +216,12 @@ def _open_part(
     info = read_info(path)
     embodiment = choose_embodiment(info, data.embodiment, dict(config.slots))
     modality = choose_modality(info, embodiment, data.modality)
-    return LeRobotDataset(read_meta(info), modality), embodiment
+    found = Findings()
+    check_modality(found, info, modality)
+    check_sizes(found, modality, config)
+    raise_problems(found.problems)
+    cache_dir = Path(data.cache_dir).expanduser()
+    return LeRobotDataset(read_meta(info), modality, cache_dir), embodiment
 
 
 def _prompt_numbers(dataset: LeRobotDataset, texts: list[str]) -> NDArray[np.int64]:

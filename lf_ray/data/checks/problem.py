@@ -1,6 +1,6 @@
 """A finding about a data set."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -43,6 +43,17 @@ class Findings:
         except DataError as error:
             self.problems.append(Problem(str(error)))
             return None
+
+
+def raise_problems(problems: Sequence[Problem]) -> None:
+    """Raises what keeps the data from being trained on, all in one message.
+
+    Raises:
+        DataError: any problem is fatal.
+    """
+    fatal = [problem.message for problem in problems if problem.is_fatal]
+    if fatal:
+        raise DataError("\n".join(fatal))
 
 
 def listed(names: list[str], limit: int = 3) -> str:
