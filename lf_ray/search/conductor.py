@@ -18,7 +18,7 @@ from lf_ray.record.journal import plain_json
 from lf_ray.search.plan.audit import audited, failed_record
 from lf_ray.search.plan.decisions import Line, Request, Stop, Wait
 from lf_ray.search.plan.visits import is_trial, throughput
-from lf_ray.search.planner import Outlook, Planner
+from lf_ray.search.planner import Outlook, Planner, exit_code
 
 _log = logging.getLogger(__name__)
 
@@ -145,6 +145,11 @@ class Conductor:
     def fail(self, request: TrialRequest, reason: str, error_kind: str) -> None:
         """Takes note that a request came to nothing."""
         self.finish(failed_record(request, reason, error_kind))
+
+    def give_up(self, reason: str) -> None:
+        """Ends the sweep because no further trial could run."""
+        if self.stop is None:
+            self._end(Stop(reason, exit_code(self.planner.state)))
 
     def interrupt(self, reason: str) -> None:
         """Ends the sweep early; requests under way are run again when it is resumed."""
