@@ -107,6 +107,11 @@ class BatchLoader:
         return self._stream.epoch_samples
 
     @property
+    def num_skipped(self) -> int:
+        """Returns how many samples were replaced because a frame could not be had."""
+        return len(self.bad_frames)
+
+    @property
     def is_filling(self) -> bool:
         """Returns whether the frame cache is being filled; a timed block must not run then."""
         return not self._filler.is_done

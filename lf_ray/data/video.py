@@ -107,7 +107,7 @@ class VideoReader:
                         return
                     done = index + 1
                     if wanted is None or index in wanted:
-                        yield index, self._scaled(frame, size)
+                        yield index, _framed(self._scaler, frame, size)
                 reason = "the decoder gave no frame"
             except av.error.FFmpegError as error:
                 reason = error.strerror
@@ -133,13 +133,6 @@ class VideoReader:
     def _seek(self, key: int) -> None:
         self._container.seek(self._pts[key], stream=self._stream, backward=True)
 
-    def _scaled(self, frame: Any, size: FrameSize) -> Frame:
-        reformatted = self._scaler.reformat(
-            frame, width=size.width, height=size.height, format="rgb24", interpolation="AREA"
-        )
-        array: Frame = reformatted.to_ndarray()
-        return array
-
     def close(self) -> None:
         """Closes the file."""
         self._container.close()
@@ -154,6 +147,28 @@ class VideoReader:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def fitted(own: FrameSize, frame: FrameSize) -> FrameSize:
+    """Returns the largest size with the picture's own shape that fits into a frame."""
+    scale = min(frame.height / own.height, frame.width / own.width)
+    return FrameSize(
+        min(round(own.height * scale), frame.height), min(round(own.width * scale), frame.width)
+    )
+
+
+def _framed(scaler: Any, picture: Any, size: FrameSize) -> Frame:
+    """Returns a picture scaled into a frame; what its shape leaves free is black, evenly around."""
+    inner = fitted(FrameSize(picture.height, picture.width), size)
+    array: Frame = scaler.reformat(
+        picture, width=inner.width, height=inner.height, format="rgb24", interpolation="AREA"
+    ).to_ndarray()
+    if inner == size:
+        return array
+    frame = np.zeros((*size, 3), np.uint8)
+    top, left = (size.height - inner.height) // 2, (size.width - inner.width) // 2
+    frame[top : top + inner.height, left : left + inner.width] = array
+    return frame
 
 
 def _open(path: Path, threads: int) -> tuple[Any, Any]:
@@ -209,12 +224,8 @@ def decode_image(data: bytes, size: FrameSize | None = None) -> Frame:
     try:
         with av.open(io.BytesIO(data)) as container:
             frame = next(container.decode(video=0))
-            if size is not None:
-                frame = frame.reformat(
-                    width=size.width, height=size.height, format="rgb24", interpolation="AREA"
-                )
-            array: Frame = frame.to_ndarray(format="rgb24")
-            return array
+            own = FrameSize(frame.height, frame.width)
+            return _framed(av.video.reformatter.VideoReformatter(), frame, size or own)
     except (av.error.FFmpegError, StopIteration) as error:
         raise DataError(
             four_parts(

@@ -61,11 +61,16 @@ def test_a_run_yields_what_it_passes_only_when_asked(h264: Path) -> None:
         assert list(dict(reader.decode(13, 22, reader.size, {13, 22}))) == [13, 22]
 
 
-def test_frames_are_scaled(h264: Path) -> None:
+def test_frames_are_scaled_and_keep_their_shape(h264: Path) -> None:
     with VideoReader(h264) as reader:
-        frame = dict(reader.decode(37, 37, FrameSize(32, 16), {37}))[37]
-    assert frame.shape == (32, 16, 3)
+        frame = dict(reader.decode(37, 37, FrameSize(32, 32), {37}))[37]
+        wide = dict(reader.decode(37, 37, FrameSize(32, 64), {37}))[37]
+    assert frame.shape == (32, 32, 3)
     assert number_of(frame) == 37
+    assert wide.shape == (32, 64, 3)
+    assert np.array_equal(wide[:, 16:48], frame)
+    assert not wide[:, :16].any()
+    assert not wide[:, 48:].any()
 
 
 def test_a_broken_group_is_left_out_and_the_next_goes_on(h264: Path, tmp_path: Path) -> None:
@@ -93,6 +98,6 @@ def test_an_unreadable_file_is_named(content: bytes | None, h264: Path, tmp_path
 def test_still_images_round_trip() -> None:
     frame = numbered(77)
     assert np.array_equal(decode_image(encode_image(frame)), frame)
-    assert number_of(decode_image(encode_image(frame), FrameSize(16, 32))) == 77
+    assert number_of(decode_image(encode_image(frame), FrameSize(32, 32))) == 77
     with pytest.raises(DataError, match="still image"):
         decode_image(b"nothing")
