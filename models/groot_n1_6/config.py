@@ -111,6 +111,7 @@ class GrootConfig:
         hidden_width: of the state encoder and the action decoder.
         num_slots: embodiments that the category-specific layers have weights for.
         slots: embodiment tags and their slots.
+        prompt_step: columns that the fixed length of prompts is a multiple of.
         state_dropout_prob: chance that a sample's state is replaced by the mask token.
     """
 
@@ -128,6 +129,7 @@ class GrootConfig:
     num_slots: int = 32
     slots: tuple[tuple[str, int], ...] = PUBLIC_SLOTS
     num_time_buckets: int = 1000
+    prompt_step: int = 20
     state_dropout_prob: float = 0.0
 
     @classmethod
@@ -165,6 +167,7 @@ class GrootConfig:
             max_state_dim=64,
             hidden_width=512,
             num_slots=4,
+            prompt_step=4,
             slots=(("new_embodiment", 0), ("libero_panda", 1), ("gr1", 2), ("oxe_droid", 3)),
         )
 
