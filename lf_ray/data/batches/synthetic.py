@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from lf_ray.data.batches.prompts import prompt_arrays
+from lf_ray.data.batches.prompts import prompt_table
 from lf_ray.data.batches.training_set import Arrays, augment_draws
 from lf_ray.data.frames.decoder import BadFrame, FrameDecoder
 from lf_ray.data.frames.fill import FillUnit
@@ -37,7 +37,7 @@ class SyntheticSet:
         self._num_views = num_views or (1 if config.size == "nano" else 2)
         self._edge_px = config.shortest_edge_px
         tokens = [view_tokens(config, self._edge_px, self._edge_px)] * self._num_views
-        self._prompts = prompt_arrays(["Move as the random numbers say."], tokens, config, None)
+        self._prompts = prompt_table(["Move as the random numbers say."], tokens, config, None)
         self._slot = config.slots[0][1]
         pool_bytes = max(_POOL_BYTES, 2 * int(np.prod(self.image_shape(1))))
         self._pool = np.random.default_rng(0).integers(0, 256, pool_bytes, np.uint8)

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lf_ray.data.batches.prompts import prompt_arrays
+from lf_ray.data.batches.prompts import prompt_table
 from lf_ray.data.batches.sizes import groot_config
 from lf_ray.data.checks.layout import check_modality, check_sizes
 from lf_ray.data.checks.problem import Findings, raise_problems
@@ -86,7 +86,7 @@ class TrainingSet:
         self.data_id = joined_hash(part.dataset.content_id() for part in parts)
         self._config = opened.config
         tokens = [view_tokens(opened.config, *size)] * len(parts[0].sources)
-        self._prompts = prompt_arrays(texts, tokens, opened.config, opened.tokenizer)
+        self._prompts = prompt_table(texts, tokens, opened.config, opened.tokenizer)
 
     def image_shape(self, batch_size: int) -> tuple[int, ...]:
         """Returns the shape of `images_BKHWC`."""
