@@ -131,7 +131,7 @@ class MemoryPool:
             del _IN_FORCE[index]
 
     @contextmanager
-    def paused(self) -> Iterator[tuple[int, int] | None]:
+    def paused(self) -> Iterator[Any]:
         """Suspends the scope; yields the id of the pool that a graph captured meanwhile takes."""
         self._end("step")
         try:
@@ -275,7 +275,7 @@ class MemoryPool:
 
 
 @contextmanager
-def capture_room(device: torch.device) -> Iterator[tuple[int, int] | None]:
+def capture_room(device: torch.device) -> Iterator[Any]:
     """Yields the pool that a graph captured on this device should take, None for its own.
 
     Inside a `MemoryPool.scope()` routing is suspended meanwhile: allocations of the capture have to
