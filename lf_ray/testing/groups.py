@@ -121,6 +121,8 @@ class ThreadLauncher:
 class ThreadGroup:
     """An owner on its own event loop, called from the test's thread as a Ray actor would be."""
 
+    step_s = 0.5
+
     def __init__(self, launcher: ThreadLauncher, **owner_options: Any) -> None:
         self.launcher = launcher
         self.loop = asyncio.new_event_loop()

@@ -11,20 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lf_ray.protocol import TrialOutcome, Wire
-from lf_ray.trial.faults.outcomes import lost
+from lf_ray.trial.faults.outcomes import innermost, lost
 
 GRACE_S = 1.0
 """Between a rank's deadline and the verdict: time for late ranks to say where they stand."""
 
 _WAITING_WORDS = (
-    ".wait(",
     "all_reduce",
     "all_gather",
     "reduce_scatter",
     "barrier(",
     "broadcast(",
-    ".gather(",
+    "work.wait(",
+    "collective.wait(",
     "synchronize(",
+    "exchange(",
 )
 
 
@@ -66,9 +67,7 @@ def standing(rank: int, phase: str, thread_id: int) -> Standing:
         or "torch/distributed" in item.filename
         for item in stack[-4:]
     )
-    ours = [item for item in stack if "site-packages" not in item.filename] or stack
-    last = ours[-1]
-    where = f"{'/'.join(last.filename.rsplit('/', 3)[-3:])}:{last.lineno} in {last.name}"
+    where = innermost(stack) or "an unknown place"
     return Standing(rank=rank, phase=phase, where=where, waiting=waiting)
 
 

@@ -43,8 +43,13 @@ class Signs:
 
     @property
     def gone(self) -> list[int]:
-        """Returns the ranks whose process is gone."""
-        return [rank for rank, what in self.processes.items() if what == "gone"]
+        """Returns the ranks whose process is gone, without those that told of a peer's end.
+
+        A rank that could still tell was not the first to go.
+        """
+        gone = [rank for rank, what in self.processes.items() if what == "gone"]
+        told = {item.rank for item in self.faults}
+        return [rank for rank in gone if rank not in told] or gone
 
     def waited(self, grace_s: float) -> bool:
         """Returns whether the first sign is older than this."""

@@ -5,6 +5,7 @@ most of them, need not be imported here.
 """
 
 import math
+import os
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ _PEER_TEXTS = (
 )
 _INFEASIBLE = frozenset({"oom", "host_memory", "machine", "settings"})
 _MAX_REASON_CHARS = 400
+_STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,8 +100,17 @@ def error_report(error: BaseException, *, rank: int, phase: str, wall_s: float) 
 
 
 def _where(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = [item for item in frames if "site-packages" not in item.filename]
+    return innermost(traceback.extract_tb(error.__traceback__))
+
+
+def innermost(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Returns file, line and function of the innermost frame that is no library's."""
+    ours = [
+        item
+        for item in frames
+        if not item.filename.startswith((_STANDARD_LIBRARY, "<"))
+        and "site-packages" not in item.filename
+    ]
     if not ours:
         return ""
     last = ours[-1]
