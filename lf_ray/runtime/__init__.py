@@ -10,8 +10,8 @@ from typing import Any
 _HOMES = {
     "GraphCapture": "lf_ray.runtime.article.graph_capture",
     "OverlapScheduler": "lf_ray.runtime.article.overlap_scheduler",
-    "MemoryPool": "lf_ray.runtime.article.memory_pool",
-    "analyze_tensor_shapes": "lf_ray.runtime.article.tensor_shapes",
+    "MemoryPool": "lf_ray.runtime.memory.pool",
+    "analyze_tensor_shapes": "lf_ray.runtime.memory.analysis",
 }
 
 __all__ = ["GraphCapture", "MemoryPool", "OverlapScheduler", "analyze_tensor_shapes"]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lf_ray.errors import LfRayError, four_parts
 from lf_ray.runtime.bucket_plan import BucketPlan
-from lf_ray.runtime.update.flat import FlatParameters
+from lf_ray.runtime.update.flat import FlatGradients
 
 # Gradients that wait for their bucket are copied at the latest when they reach this many elements,
 # so that a large bucket does not hold a second copy of everything.
@@ -101,13 +101,14 @@ class GradientReducer:
     the last micro-batch issues buckets.
 
     Args:
-        flat: its parameters get the hooks.
+        flat: where the parameters' gradients go.
+        with_hooks: hook its parameters; else the caller hands gradients to `take`.
 
     Attributes:
         reduced_N: the buffer that is sent and that holds the sum over ranks after `finish`.
     """
 
-    def __init__(self, flat: FlatParameters) -> None:
+    def __init__(self, flat: FlatGradients, *, with_hooks: bool = True) -> None:
         self._flat = flat
         self._collective: Collective = NoCollective()
         self._plan: BucketPlan | None = None
@@ -122,7 +123,9 @@ class GradientReducer:
         self._pending_elements = 0
         self._next_bucket = 0
         self._handles = [
-            on_gradient(slot.parameter, self._hook(index)) for index, slot in enumerate(flat.slots)
+            on_gradient(slot.parameter, self._hook(index))
+            for index, slot in enumerate(flat.slots)
+            if with_hooks
         ]
 
     def use(self, plan: BucketPlan, num_leading: int, collective: Collective) -> None:
@@ -148,6 +151,29 @@ class GradientReducer:
         # A backward that ended in an error has left its gradients here.
         self._pending.clear()
         self._pending_elements = 0
+
+    def take(self, index: int, gradient: Tensor) -> None:
+        """Takes in the gradient of a slot; completes and issues buckets."""
+        if self._is_ready[index]:
+            raise LfRayError(
+                four_parts(
+                    "reducing gradients during backward",
+                    "a parameter becomes ready once in a backward",
+                    f"{self._flat.slots[index].name} a second time",
+                    "If activations are checkpointed, use the non-reentrant form "
+                    "(use_reentrant=False).",
+                )
+            )
+        self._is_ready[index] = True
+        self._pending.append((index, gradient))
+        self._pending_elements += gradient.numel()
+        number = self._bucket_of[index]
+        self._num_missing[number] -= 1
+        complete = self._num_missing[number] == 0
+        if complete or self._pending_elements >= _FLUSH_ELEMENTS:
+            self._flush()
+        if complete and self._last_micro_batch:
+            self._issue_leading()
 
     def end_micro_batch(self) -> None:
         """Takes in what backward has left: gradients not yet copied, and those that never came."""
@@ -187,31 +213,9 @@ class GradientReducer:
         def on_ready(parameter: Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None
-            self._take(index, gradient)
+            self.take(index, gradient)
 
         return on_ready
-
-    def _take(self, index: int, gradient: Tensor) -> None:
-        if self._is_ready[index]:
-            raise LfRayError(
-                four_parts(
-                    "reducing gradients during backward",
-                    "a parameter becomes ready once in a backward",
-                    f"{self._flat.slots[index].name} a second time",
-                    "If activations are checkpointed, use the non-reentrant form "
-                    "(use_reentrant=False).",
-                )
-            )
-        self._is_ready[index] = True
-        self._pending.append((index, gradient))
-        self._pending_elements += gradient.numel()
-        number = self._bucket_of[index]
-        self._num_missing[number] -= 1
-        complete = self._num_missing[number] == 0
-        if complete or self._pending_elements >= _FLUSH_ELEMENTS:
-            self._flush()
-        if complete and self._last_micro_batch:
-            self._issue_leading()
 
     def _issue_leading(self) -> None:
         while self._next_bucket < self._num_leading and not self._num_missing[self._next_bucket]:

@@ -28,7 +28,20 @@ class Slot:
         return flat_N[self.first : self.last].view(self.shape)
 
 
-class FlatParameters:
+class FlatGradients:
+    """Where each tensor lies, and one fp32 buffer for all gradients.
+
+    Args:
+        named: parameters that receive a gradient, in ready order.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
+        self.slots = _slots(named)
+        num_elements = padded_elements(self.slots[-1].last)
+        self.grad_N = torch.zeros(num_elements, device=named[0][1].device)
+
+
+class FlatParameters(FlatGradients):
     """fp32 masters, gradients and (where the model computes in bf16) weights, each one buffer.
 
     The module's parameters become views: of the masters where they are fp32, of the bf16 weights
@@ -42,14 +55,11 @@ class FlatParameters:
     def __init__(
         self, named: Sequence[tuple[str, nn.Parameter]], masters: dict[str, Tensor] | None = None
     ) -> None:
-        self.slots = _slots(named)
-        device = named[0][1].device
-        num_elements = padded_elements(self.slots[-1].last)
-        self.master_N = torch.zeros(num_elements, device=device)
-        self.grad_N = torch.zeros(num_elements, device=device)
+        super().__init__(named)
+        self.master_N = torch.zeros_like(self.grad_N)
         self.weight_N: Tensor | None = None
         if any(parameter.dtype == torch.bfloat16 for _, parameter in named):
-            self.weight_N = torch.zeros(num_elements, device=device, dtype=torch.bfloat16)
+            self.weight_N = torch.zeros_like(self.grad_N, dtype=torch.bfloat16)
         self._adopt(masters or {})
 
     @torch.no_grad()

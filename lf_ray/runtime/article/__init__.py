@@ -1,0 +1,1 @@
+"""The article's interface for any module that returns a loss: GraphCapture and OverlapScheduler."""

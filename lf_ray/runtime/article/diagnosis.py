@@ -1,0 +1,99 @@
+"""The article's four capture errors: raw error, likely cause, line, what to change."""
+
+import traceback
+from dataclasses import dataclass
+
+from lf_ray.errors import CaptureError, four_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One way in which a capture fails.
+
+    Attributes:
+        texts: parts of the raw message, lower case, any of which tells it.
+    """
+
+    title: str
+    texts: tuple[str, ...]
+    cause: str
+    cure: str
+
+
+HOST_WAITS = Diagnosis(
+    title="operation not permitted during capture",
+    texts=(
+        "not permitted when stream is capturing",
+        "operation not permitted",
+        "streamcaptureunsupported",
+        "streamcaptureinvalidated",
+        "streamcaptureimplicit",
+        "would make the legacy stream depend",
+        "previous error during capture",
+    ),
+    cause="the host waits for the device: .item(), .cpu(), print of a tensor, or a shape that "
+    "depends on values; or work on the default stream",
+    cure="Take it out of the captured part; CUDA_LAUNCH_BLOCKING=1 shows the line if none is "
+    "named here.",
+)
+DEAD_ADDRESS = Diagnosis(
+    title="invalid argument",
+    texts=("invalid argument", "illegal memory access", "invalid resource handle"),
+    cause="an address that the graph uses died after capture, most often optimizer state or "
+    "gradients that were made inside it",
+    cure="Allocate everything before: preallocate_optimizer_state=True, and keep inputs alive.",
+)
+OUT_OF_MEMORY = Diagnosis(
+    title="out of memory during capture",
+    texts=("out of memory",),
+    cause="too little memory for the capture's own pool beside what warm-up has left",
+    cure="Use a smaller batch, share one pool over all graphs, or the memory pool.",
+)
+MISMATCH = Diagnosis(
+    title="graph replay mismatch",
+    texts=("graph replay mismatch",),
+    cause="the input differs from the captured one",
+    cure="Fix the shapes, pad variable lengths, or capture this shape as well.",
+)
+_OTHER = Diagnosis(
+    title="capture failed",
+    texts=(),
+    cause="none of the four known ones",
+    cure="Set graph.scope=off and see whether the step runs eagerly.",
+)
+
+
+def diagnose(error: BaseException) -> CaptureError:
+    """Returns the error of a failed capture, with cause, line and cure."""
+    raw = " ".join(str(error).split())
+    text = f"{type(error).__name__} {raw}".lower()
+    known = (OUT_OF_MEMORY, HOST_WAITS, DEAD_ADDRESS, MISMATCH)
+    found = next((item for item in known if any(part in text for part in item.texts)), _OTHER)
+    return capture_error(found, f"{type(error).__name__}: {raw[:300]}", line_of(error))
+
+
+def capture_error(diagnosis: Diagnosis, raw: str, line: str) -> CaptureError:
+    """Returns the error of a known diagnosis."""
+    where = f" at {line}" if line else ""
+    return CaptureError(
+        four_parts(
+            f"capturing a step ({diagnosis.title})",
+            f"likely cause: {diagnosis.cause}",
+            f"{raw}{where}",
+            diagnosis.cure,
+        )
+    )
+
+
+def line_of(error: BaseException) -> str:
+    """Returns the innermost line outside of torch that raised: file, number and source."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [
+        frame
+        for frame in frames
+        if "/torch/" not in frame.filename and "lf_ray/runtime/article" not in frame.filename
+    ]
+    if not outside:
+        return ""
+    frame = outside[-1]
+    return f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} `{frame.line}`"
