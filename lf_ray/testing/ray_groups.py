@@ -1,0 +1,53 @@
+"""A worker group of Ray with fake sessions: the real processes, no model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from lf_ray.settings import SweepConfig
+from lf_ray.testing.group_contract import planned_faults
+from lf_ray.testing.sessions import FakeFactory, Fault
+from lf_ray.trial.cluster import Cluster, start_cluster, stop_cluster
+from lf_ray.trial.workers import GroupPlan, close_owner, start_owner
+
+
+def two_workers() -> SweepConfig:
+    """Returns settings for two CPU workers."""
+    config = SweepConfig()
+    config.cluster.workers = 2
+    return config
+
+
+class RayGroup:
+    """Ray, an owner and its two workers, for as long as a test module needs them."""
+
+    step_s = 2.0
+
+    def __init__(self, folder: Path, faults: tuple[Fault, ...] | None = None) -> None:
+        config = two_workers()
+        self.cluster: Cluster = start_cluster(config, folder / "ray")
+        marks = folder / "marks"
+        marks.mkdir(parents=True, exist_ok=True)
+        planned = planned_faults(marks, self.step_s) if faults is None else faults
+        self.owner: Any = start_owner(
+            GroupPlan(
+                config=config, folder=folder / "train", make_session=FakeFactory(faults=planned)
+            )
+        )
+
+    def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Runs a request and returns its record."""
+        record: dict[str, Any] = ray.get(self.owner.submit.remote(dict(request)), timeout=110)
+        return record
+
+    def state(self) -> dict[str, Any]:
+        """Returns the owner's state."""
+        state: dict[str, Any] = ray.get(self.owner.state.remote(), timeout=20)
+        return state
+
+    def close(self) -> list[str]:
+        """Ends everything and returns what had to be ended by force."""
+        close_owner(self.owner)
+        return stop_cluster(self.cluster)
