@@ -133,6 +133,8 @@ class DataSettings:
         cache: keep decoded frames on disk (memory-mapped, shared by ranks and trials).
         cache_gib: upper bound of the frame cache; the least recently used set goes first.
         decode_threads: threads of each video decoder.
+        order: of samples: "shuffle", "block" (short stretches of episodes, for sets whose frames
+            don't fit the cache), or "auto", which asks whether they fit.
         skip_corrupt: name, count and skip an undecodable frame instead of ending the trial.
     """
 
@@ -147,6 +149,7 @@ class DataSettings:
     cache: bool = True
     cache_gib: float = 64.0
     decode_threads: int = 1
+    order: str = "auto"
     skip_corrupt: bool = False
 
     @property

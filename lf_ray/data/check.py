@@ -13,6 +13,7 @@ from lf_ray.data.lerobot.statistics import read_statistics
 from lf_ray.settings import DataSettings, ModelSettings
 from models.groot_n1_6.config import GrootConfig
 
+ORDERS = ("auto", "shuffle", "block")
 SOURCES = ("sample", "lerobot", "synthetic")
 
 __all__ = ["Problem", "check_dataset", "raise_problems"]
@@ -45,6 +46,8 @@ def _check_settings(found: Findings, data: DataSettings) -> None:
     if data.source == "lerobot" and not data.paths:
         rule = "data=lerobot needs the folder of a data set"
         found.add(doing, rule, "no data.path", "Set data.path=DIR, or use data=sample.")
+    if data.order not in ORDERS:
+        found.add(doing, f"data.order is one of {', '.join(ORDERS)}", repr(data.order), "Use one.")
     if data.weights is not None and (
         len(data.weights) != max(len(data.paths), 1) or min(data.weights, default=0) <= 0
     ):

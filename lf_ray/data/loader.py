@@ -15,11 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lf_ray.data.batches.lookahead import Lookahead
+from lf_ray.data.batches.opening import open_training_set
 from lf_ray.data.batches.sizes import groot_config
 from lf_ray.data.batches.synthetic import SyntheticSet
-from lf_ray.data.batches.training_set import BatchSource, open_training_set
-from lf_ray.data.frames.decoder import BadFrame, FrameDecoder
+from lf_ray.data.batches.training_set import BatchSource
+from lf_ray.data.frames.decoder import BadFrame
 from lf_ray.data.frames.fill import ArenaFiller
+from lf_ray.data.frames.pool import DecoderPool
 from lf_ray.data.stream import Picks, SampleStream, rank_positions
 from lf_ray.errors import DataError, four_parts
 from lf_ray.settings import SweepConfig
@@ -72,6 +75,7 @@ class BatchLoader:
         source: BatchSource | None = None,
     ) -> None:
         self.source = source or open_batch_source(config)
+        self._owns_source = source is None
         self.bad_frames: list[BadFrame] = []
         self._skips = config.data.skip_corrupt
         self._stream = SampleStream(self.source.sizes, self.source.weights, seed)
@@ -79,7 +83,10 @@ class BatchLoader:
         self._batch_size = batch_size
         self._prefetch = max(config.data.prefetch, 1)
         self._is_pinned = torch.device(device).type == "cuda"
-        self._decoder = FrameDecoder(config.data.decode_threads)
+        self._decode_threads = config.data.decode_threads
+        self._num_workers = config.data.workers
+        self._pool = DecoderPool(self._num_workers, self._decode_threads)
+        self._lookahead = Lookahead(self.source, self._picks_at, lambda size: size * world_size)
         self._changed = threading.Condition()
         self._ready: deque[tuple[Batch, int]] = deque()
         self._made_position = 0
@@ -87,7 +94,12 @@ class BatchLoader:
         self._generation = 0
         self._error: Exception | None = None
         self._is_closed = False
-        self._filler = ArenaFiller(self.source.unfilled(), rank, world_size)
+        self._filler = ArenaFiller(
+            self.source.unfilled(),
+            rank,
+            world_size,
+            DecoderPool(self._num_workers, self._decode_threads),
+        )
         self._thread = threading.Thread(target=self._produce, name="lf-ray-data", daemon=True)
         self._thread.start()
 
@@ -154,6 +166,8 @@ class BatchLoader:
     ) -> None:
         """Changes knobs while open; the order of samples stays."""
         with self._changed:
+            if workers is not None:
+                self._num_workers = workers
             if prefetch is not None:
                 self._prefetch = max(prefetch, 1)
             if batch_size is not None and batch_size != self._batch_size:
@@ -204,22 +218,30 @@ class BatchLoader:
                     self._changed.notify_all()
 
     def _make(self, position: int, batch_size: int) -> Batch:
-        positions = rank_positions(position, batch_size, self._rank, self._world_size)
-        picks = self._stream.at(positions)
+        if self._pool.num_workers != self._num_workers:
+            self._lookahead.forget()
+            self._pool.close()
+            self._pool = DecoderPool(self._num_workers, self._decode_threads)
+        picks, pictures = self._lookahead.batch(position, batch_size, self._pool)
         images = torch.empty(
             self.source.image_shape(batch_size), dtype=torch.uint8, pin_memory=self._is_pinned
         )
         for _ in range(_MAX_SUBSTITUTES):
-            fields, bad = self.source.arrays(picks, self._seed, images.numpy(), self._decoder)
+            fields, bad = self.source.arrays(picks, self._seed, pictures, images.numpy())
             if not bad:
                 break
             picks = self._substituted(picks, bad)
+            pictures = self._lookahead.again(picks, self._pool)
         else:
             raise _unreadable(next(iter(bad.values())))
         batch = {name: torch.from_numpy(np.ascontiguousarray(fields[name])) for name in fields}
         if self._is_pinned:
             batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
         return {"images_BKHWC": images, **batch}
+
+    def _picks_at(self, position: int, batch_size: int) -> Picks:
+        positions = rank_positions(position, batch_size, self._rank, self._world_size)
+        return self._stream.at(positions)
 
     def _substituted(self, picks: Picks, bad: dict[int, BadFrame]) -> Picks:
         """Returns the picks with other samples in the place of unreadable ones."""
@@ -240,8 +262,12 @@ class BatchLoader:
             self._ready.clear()
             self._changed.notify_all()
         self._filler.close()
+        self._pool.stop()
         self._thread.join()
-        self._decoder.close()
+        self._lookahead.forget()
+        self._pool.close()
+        if self._owns_source:
+            self.source.close()
 
     def __enter__(self) -> Self:
         return self

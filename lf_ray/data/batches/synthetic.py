@@ -1,12 +1,15 @@
 """Random batches made in memory: no file, no video. For speed only, and labelled so. No torch."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from lf_ray.data.batches.prompts import prompt_table
-from lf_ray.data.batches.training_set import Arrays, augment_draws
-from lf_ray.data.frames.decoder import BadFrame, FrameDecoder
+from lf_ray.data.batches.training_set import Arrays, Pictures, augment_draws
+from lf_ray.data.frames.decoder import BadFrame
 from lf_ray.data.frames.fill import FillUnit
+from lf_ray.data.frames.request import DecodeReply, DecodeRequest
 from lf_ray.data.stream import Picks
 from models.groot_n1_6.config import GrootConfig
 from models.groot_n1_6.views.geometry import view_tokens
@@ -50,8 +53,18 @@ class SyntheticSet:
         """Returns nothing: there is no frame to decode."""
         return []
 
+    def requests(self, picks: Sequence[Picks]) -> list[DecodeRequest]:
+        """Returns nothing: there is no frame to decode."""
+        return []
+
+    def close(self) -> None:
+        """Does nothing: no file is open."""
+
+    def accept(self, reply: DecodeReply) -> None:
+        """Never called: nothing was requested."""
+
     def arrays(
-        self, picks: Picks, seed: int, images_BKHWC: NDArray[np.uint8], decoder: FrameDecoder
+        self, picks: Picks, seed: int, pictures: Pictures, images_BKHWC: NDArray[np.uint8]
     ) -> tuple[Arrays, dict[int, BadFrame]]:
         """Fills the images and returns the other fields; every picture can be had."""
         config, num_samples = self._config, len(picks.sample)

@@ -3,35 +3,45 @@
 Letters: B samples, K views, H W C a frame, T action horizon, A action width, W state width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lf_ray.data.batches.prompts import prompt_table
-from lf_ray.data.batches.sizes import groot_config
-from lf_ray.data.checks.layout import check_modality, check_sizes
-from lf_ray.data.checks.problem import Findings, raise_problems
 from lf_ray.data.files import joined_hash
-from lf_ray.data.frames.decoder import BadFrame, FrameDecoder
+from lf_ray.data.frames.decoder import BadFrame
 from lf_ray.data.frames.fill import FillUnit
-from lf_ray.data.frames.source import Camera, FrameSource, frame_size, native_size, open_arena
+from lf_ray.data.frames.request import DecodeReply, DecodeRequest
+from lf_ray.data.frames.source import FrameSource
 from lf_ray.data.lerobot.dataset import LeRobotDataset
-from lf_ray.data.lerobot.embodiments import Embodiment, choose_embodiment, choose_modality
-from lf_ray.data.lerobot.meta import read_info, read_meta
-from lf_ray.data.sample_set import sample_set
+from lf_ray.data.lerobot.embodiments import Embodiment
 from lf_ray.data.stream import Picks
-from lf_ray.data.video import FrameSize
-from lf_ray.errors import DataError, four_parts
-from lf_ray.settings import DataSettings, ModelSettings
+from lf_ray.data.video import Frame, FrameSize
 from models.groot_n1_6.config import GrootConfig
 from models.groot_n1_6.views.augmentation import draw_augment
 from models.groot_n1_6.views.geometry import view_tokens
 
+Pictures = Mapping[int, Mapping[int, Frame]]
+"""Frames by camera and row."""
+
 Arrays = dict[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a training set is opened for.
+
+    Attributes:
+        order: "shuffle", or "block" where decoded frames don't fit the cache.
+    """
+
+    config: GrootConfig
+    tokenizer: str | None
+    weights: tuple[float, ...] | None
+    order: str = "shuffle"
 
 
 class BatchSource(Protocol):
@@ -45,10 +55,22 @@ class BatchSource(Protocol):
         """Returns the shape of `images_BKHWC`."""
         ...
 
+    def requests(self, picks: Sequence[Picks]) -> list[DecodeRequest]:
+        """Returns what has to be decoded before these batches can be made."""
+        ...
+
+    def accept(self, reply: DecodeReply) -> None:
+        """Remembers what could not be had."""
+        ...
+
     def arrays(
-        self, picks: Picks, seed: int, images_BKHWC: NDArray[np.uint8], decoder: FrameDecoder
+        self, picks: Picks, seed: int, pictures: Pictures, images_BKHWC: NDArray[np.uint8]
     ) -> tuple[Arrays, dict[int, BadFrame]]:
         """Fills the images; returns the other fields, and pictures that could not be had."""
+        ...
+
+    def close(self) -> None:
+        """Closes the frame cache's files."""
         ...
 
     def unfilled(self) -> list[FillUnit]:
@@ -77,7 +99,7 @@ class TrainingSet:
     """
 
     def __init__(
-        self, parts: list[Part], texts: list[str], size: FrameSize, opened: "Opened"
+        self, parts: list[Part], texts: list[str], size: FrameSize, opened: Opened
     ) -> None:
         self.parts = parts
         self.size = size
@@ -85,6 +107,7 @@ class TrainingSet:
         self.weights = opened.weights
         self.data_id = joined_hash(part.dataset.content_id() for part in parts)
         self._config = opened.config
+        self._sources = [source for part in parts for source in part.sources]
         tokens = [view_tokens(opened.config, *size)] * len(parts[0].sources)
         self._prompts = prompt_table(texts, tokens, opened.config, opened.tokenizer)
 
@@ -103,8 +126,29 @@ class TrainingSet:
                 units += [FillUnit(source, chunk) for chunk in np.split(rows, edges) if len(chunk)]
         return units
 
+    def close(self) -> None:
+        """Closes the frame cache's files."""
+        for source in self._sources:
+            source.close()
+
+    def requests(self, picks: Sequence[Picks]) -> list[DecodeRequest]:
+        """Returns what has to be decoded before these batches can be made."""
+        part_B = np.concatenate([item.part for item in picks])
+        sample_B = np.concatenate([item.sample for item in picks])
+        requests = []
+        for number in np.unique(part_B).tolist():
+            part = self.parts[number]
+            rows = part.dataset.rows_of(sample_B[part_B == number])
+            for source in part.sources:
+                requests += source.requests(rows)
+        return requests
+
+    def accept(self, reply: DecodeReply) -> None:
+        """Remembers what could not be had."""
+        self._sources[reply.camera].accept(reply)
+
     def arrays(
-        self, picks: Picks, seed: int, images_BKHWC: NDArray[np.uint8], decoder: FrameDecoder
+        self, picks: Picks, seed: int, pictures: Pictures, images_BKHWC: NDArray[np.uint8]
     ) -> tuple[Arrays, dict[int, BadFrame]]:
         """Fills the images; returns the other fields, and pictures that could not be had."""
         config, num_samples = self._config, len(picks.part)
@@ -123,7 +167,13 @@ class TrainingSet:
             mask[places, : actions.shape[1], : actions.shape[2]] = 1.0
             prompt[places] = part.prompt_of_task[part.dataset.columns.task[rows]]
             slot[places] = part.embodiment.slot
-            bad |= self._views(part, rows, places, images_BKHWC, decoder)
+            for view, source in enumerate(part.sources):
+                is_whole = len(places) == num_samples
+                frames = images_BKHWC[:, view] if is_whole else images_BKHWC[places, view]
+                gone = source.read(rows, pictures.get(source.number, {}), frames)
+                bad |= {int(places[place]): reason for place, reason in gone.items()}
+                if not is_whole:
+                    images_BKHWC[places, view] = frames
         fields: Arrays = {
             "augment_BD": augment_draws(picks, seed),
             "state_B1W": state,
@@ -132,22 +182,6 @@ class TrainingSet:
             "embodiment_B": slot,
         }
         return fields | self._prompts.fields(prompt), bad
-
-    def _views(
-        self,
-        part: Part,
-        rows: NDArray[np.int64],
-        places: NDArray[np.int64],
-        images_BKHWC: NDArray[np.uint8],
-        decoder: FrameDecoder,
-    ) -> dict[int, BadFrame]:
-        bad: dict[int, BadFrame] = {}
-        for view, source in enumerate(part.sources):
-            frames = np.empty((len(rows), *self.size, 3), np.uint8)
-            gone = source.read(rows, frames, decoder)
-            bad |= {int(places[place]): reason for place, reason in gone.items()}
-            images_BKHWC[places, view] = frames
-        return bad
 
 
 def augment_draws(picks: Picks, seed: int) -> NDArray[np.float32]:
@@ -161,86 +195,3 @@ def augment_draws(picks: Picks, seed: int) -> NDArray[np.float32]:
 
 def _key(seed: int, part: int, sample: int, epoch: int) -> NDArray[np.uint64]:
     return np.array([(seed << 32) ^ (part << 56) ^ epoch, sample], np.uint64)
-
-
-@dataclass(frozen=True)
-class Opened:
-    """What a training set is opened for."""
-
-    config: GrootConfig
-    tokenizer: str | None
-    weights: tuple[float, ...] | None
-
-
-def data_paths(data: DataSettings) -> list[Path]:
-    """Returns the data set folders, rendering the sample set where that is the source."""
-    if data.source == "sample":
-        return [sample_set(Path(data.cache_dir).expanduser())]
-    return [Path(path).expanduser() for path in data.paths]
-
-
-def open_training_set(data: DataSettings, model: ModelSettings) -> TrainingSet:
-    """Returns the data sets of the settings, opened for the model.
-
-    Raises:
-        DataError: a set is malformed, or does not fit the model or the other sets.
-    """
-    config = groot_config(model)
-    texts: list[str] = []
-    opened = [_open_part(path, data, config) for path in data_paths(data)]
-    native = [
-        [native_size(dataset, view.feature) for view in dataset.modality.views]
-        for dataset, _ in opened
-    ]
-    if len({len(sizes) for sizes in native}) != 1:
-        raise _unequal("views", [len(sizes) for sizes in native])
-    sizes = [frame_size(size, config.shortest_edge_px) for row in native for size in row]
-    size = FrameSize(max(s.height for s in sizes), max(s.width for s in sizes))
-    folder = Path(data.cache_dir).expanduser() / "frames"
-    max_bytes = int(data.cache_gib * 2**30)
-    parts = []
-    for dataset, embodiment in opened:
-        cameras = [Camera(dataset, view.feature, size) for view in dataset.modality.views]
-        sources = [
-            FrameSource(camera, open_arena(camera, folder, max_bytes) if data.cache else None)
-            for camera in cameras
-        ]
-        parts.append(Part(dataset, embodiment, sources, _prompt_numbers(dataset, texts)))
-    weights = None if data.weights is None else tuple(data.weights)
-    return TrainingSet(parts, texts, size, Opened(config, model.tokenizer, weights))
-
-
-def _open_part(
-    path: Path, data: DataSettings, config: GrootConfig
-) -> tuple[LeRobotDataset, Embodiment]:
-    info = read_info(path)
-    embodiment = choose_embodiment(info, data.embodiment, dict(config.slots))
-    modality = choose_modality(info, embodiment, data.modality)
-    found = Findings()
-    check_modality(found, info, modality)
-    check_sizes(found, modality, config)
-    raise_problems(found.problems)
-    cache_dir = Path(data.cache_dir).expanduser()
-    return LeRobotDataset(read_meta(info), modality, cache_dir), embodiment
-
-
-def _prompt_numbers(dataset: LeRobotDataset, texts: list[str]) -> NDArray[np.int64]:
-    """Returns the prompt of each task index, adding new texts to the list."""
-    tasks = dataset.meta.tasks
-    numbers = np.zeros(max(tasks) + 1, np.int64)
-    for index, text in tasks.items():
-        if text not in texts:
-            texts.append(text)
-        numbers[index] = texts.index(text)
-    return numbers
-
-
-def _unequal(what: str, got: Sequence[int]) -> DataError:
-    return DataError(
-        four_parts(
-            "opening several data sets",
-            f"all must have the same number of {what}",
-            ", ".join(map(str, got)),
-            "Name the same cameras in each modality.json.",
-        )
-    )

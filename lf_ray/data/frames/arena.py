@@ -11,6 +11,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
@@ -31,6 +32,15 @@ class FrameState(IntEnum):
     BAD = 3
 
 
+@dataclass(frozen=True)
+class ArenaPlace:
+    """Enough to open an arena in another process."""
+
+    path: Path
+    num_frames: int
+    max_bytes: int
+
+
 class FrameArena:
     """The frames of one camera.
 
@@ -46,21 +56,24 @@ class FrameArena:
 
     def __init__(self, path: Path, num_frames: int, size: FrameSize, max_bytes: int) -> None:
         self.path = path
+        self.place = ArenaPlace(path, num_frames, max_bytes)
         self.size = size
         self._shape = (num_frames, size.height, size.width, 3)
         self._frame_bytes = size.height * size.width * 3
         self._max_frames = max_bytes // self._frame_bytes
         self._is_full = False
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Held shared as long as the arena is open, so that nobody removes it (`room`).
+        self._use = _locked(path, fcntl.LOCK_SH)
         self._file = os.open(path.with_suffix(".frames"), os.O_RDWR | os.O_CREAT, 0o644)
         try:
             self._map(num_frames)
         except OSError:
-            os.close(self._file)
+            self.close()
             raise
 
     def _map(self, num_frames: int) -> None:
-        with _locked(self.path):
+        with open_exclusively(self.path):
             os.ftruncate(self._file, num_frames * self._frame_bytes)
             state_path = self.path.with_suffix(".state")
             state_file = os.open(state_path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -119,6 +132,10 @@ class FrameArena:
             self._is_full = True
         return not self._is_full
 
+    def turn_full(self) -> None:
+        """Stops keeping frames: another process found that there is no room."""
+        self._is_full = True
+
     @property
     def is_full(self) -> bool:
         """Returns whether a frame was turned away."""
@@ -143,11 +160,20 @@ class FrameArena:
     def close(self) -> None:
         """Closes the file; the maps go when nobody uses them any more."""
         os.close(self._file)
+        os.close(self._use)
+
+
+def _locked(path: Path, kind: int) -> int:
+    """Returns the open file whose lock says that an arena is in use."""
+    use = os.open(path.with_suffix(".use"), os.O_RDWR | os.O_CREAT, 0o644)
+    os.utime(use)
+    fcntl.flock(use, kind)
+    return use
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds the arena's lock; the system drops it when the holder dies."""
+def open_exclusively(path: Path) -> Iterator[None]:
+    """Lets one process at a time make or reset an arena; the lock goes when its holder dies."""
     with path.with_suffix(".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

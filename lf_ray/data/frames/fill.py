@@ -3,13 +3,16 @@
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lf_ray.data.frames.decoder import FrameDecoder
+from lf_ray.data.frames.pool import DecoderPool
+from lf_ray.data.frames.request import DecodeReply
 from lf_ray.data.frames.source import FrameSource
 
 _log = logging.getLogger(__name__)
@@ -24,24 +27,29 @@ class FillUnit:
 
 
 class ArenaFiller:
-    """A thread that decodes what is missing, once.
+    """A thread that has decoded what is missing, once.
 
     Args:
         units: what is missing.
         rank: of this process; it starts with every world_size-th unit.
         world_size: ranks that fill the same arenas.
+        pool: decodes; the filler closes it.
     """
 
-    def __init__(self, units: Sequence[FillUnit], rank: int, world_size: int) -> None:
+    def __init__(
+        self, units: Sequence[FillUnit], rank: int, world_size: int, pool: DecoderPool
+    ) -> None:
         own = list(units[rank::world_size])
         # From the end, so that ranks which finish early meet the others as late as possible.
         rest = [unit for place, unit in enumerate(units) if place % world_size != rank][::-1]
         self._units = own + rest
+        self._pool = pool
         self._closing = threading.Event()
         self._done = threading.Event()
         self.seconds = 0.0
         self._thread: threading.Thread | None = None
         if not self._units:
+            pool.close()
             self._done.set()
             return
         self._thread = threading.Thread(target=self._fill, name="lf-ray-fill", daemon=True)
@@ -58,26 +66,40 @@ class ArenaFiller:
 
     def _fill(self) -> None:
         started_s = time.monotonic()
-        decoder = FrameDecoder()
         try:
-            for unit in self._units:
-                if self._closing.is_set():
-                    return
-                missing = np.intersect1d(unit.rows, unit.source.missing(), assume_unique=True)
-                if len(missing):
-                    unit.source.fill(missing, decoder)
+            self._decode_units()
             for source in {id(unit.source): unit.source for unit in self._units}.values():
                 source.sync()
+        except CancelledError:
+            pass
         except Exception:
             # A batch that needs the frame meets the same error, and has a caller to tell it to.
             _log.warning("the frame cache was not filled", exc_info=True)
         finally:
-            decoder.close()
+            self._pool.close()
             self.seconds = time.monotonic() - started_s
             self._done.set()
 
+    def _decode_units(self) -> None:
+        waiting: deque[tuple[FillUnit, list[Future[DecodeReply]]]] = deque()
+        for unit in self._units:
+            if self._closing.is_set():
+                return
+            missing = np.intersect1d(unit.rows, unit.source.missing(), assume_unique=True)
+            waiting.append((unit, self._pool.submit(unit.source.requests(missing))))
+            if len(waiting) > self._pool.num_workers:
+                _accept(*waiting.popleft())
+        for unit, replies in waiting:
+            _accept(unit, replies)
+
     def close(self) -> None:
-        """Ends the thread after the unit it works on."""
+        """Ends the thread after the units that are being decoded."""
         self._closing.set()
+        self._pool.stop()
         if self._thread is not None:
             self._thread.join()
+
+
+def _accept(unit: FillUnit, replies: list[Future[DecodeReply]]) -> None:
+    for reply in replies:
+        unit.source.accept(reply.result())

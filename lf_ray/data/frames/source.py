@@ -3,7 +3,7 @@
 Letters: B samples, K views, H W C a frame.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from lf_ray.data.files import file_hash, joined_hash
 from lf_ray.data.frames.arena import FrameArena, FrameState
-from lf_ray.data.frames.decoder import BadFrame, Footage, FrameDecoder
+from lf_ray.data.frames.decoder import BadFrame, Footage
+from lf_ray.data.frames.request import DecodeReply, DecodeRequest
+from lf_ray.data.frames.room import make_room
 from lf_ray.data.lerobot.dataset import LeRobotDataset, Rows
 from lf_ray.data.lerobot.meta import VideoSpan
 from lf_ray.data.lerobot.tables import read_objects
-from lf_ray.data.video import FrameSize, VideoReader, decode_image, library_version
-from lf_ray.errors import DataError
+from lf_ray.data.video import Frame, FrameSize, VideoReader, decode_image, library_version
 
 _FORMAT = "1"
 
@@ -35,6 +36,11 @@ class Camera:
         self.feature = feature
         self.size = size
         self._is_video = dataset.meta.info.features[feature].dtype == "video"
+
+    @property
+    def num_bytes(self) -> int:
+        """Returns the bytes of all its frames."""
+        return self.dataset.num_rows * self.size.height * self.size.width * 3
 
     def footage(self, episode: int) -> Footage:
         """Returns where an episode's pictures are; episodes by position in the meta folder."""
@@ -79,66 +85,64 @@ class FrameSource:
     """Frames of one camera.
 
     Args:
+        number: of the camera among all of a training set.
         camera: the camera.
         arena: keeps decoded frames; None decodes anew each time.
     """
 
-    def __init__(self, camera: Camera, arena: FrameArena | None) -> None:
+    def __init__(self, number: int, camera: Camera, arena: FrameArena | None) -> None:
+        self.number = number
         self.camera = camera
         self.arena = arena
+        self._bad: dict[int, BadFrame] = {}
+
+    def requests(self, rows_B: Rows) -> list[DecodeRequest]:
+        """Returns what has to be decoded before these rows can be read, by episode."""
+        if self.arena is not None:
+            rows_B = rows_B[~self.arena.is_ready(rows_B)]
+        groups: dict[int, list[int]] = {}
+        for row in np.unique(rows_B).tolist():
+            if row not in self._bad:
+                groups.setdefault(self.camera.dataset.episode_at(row), []).append(row)
+        return [self._request(episode, rows) for episode, rows in groups.items()]
+
+    def _request(self, episode: int, rows: Sequence[int]) -> DecodeRequest:
+        first = int(self.camera.dataset.first_row_E[episode])
+        return DecodeRequest(
+            camera=self.number,
+            first_row=first,
+            footage=self.camera.footage(episode),
+            offsets=tuple(row - first for row in rows),
+            size=self.camera.size,
+            place=None if self.arena is None or self.arena.is_full else self.arena.place,
+        )
+
+    def accept(self, reply: DecodeReply) -> None:
+        """Remembers what could not be had, and whether the arena had no room."""
+        if reply.frames and self.arena is not None:
+            self.arena.turn_full()
+        self._bad.update(reply.bad)
 
     def read(
-        self, rows_B: Rows, out_BHWC: NDArray[np.uint8], decoder: FrameDecoder
+        self, rows_B: Rows, fresh: Mapping[int, Frame], out_BHWC: NDArray[np.uint8]
     ) -> dict[int, BadFrame]:
-        """Fills `out_BHWC` and returns those that could not be had, by position."""
+        """Fills frames in from arena and replies; returns those that could not be had, by place."""
         if self.arena is None:
-            positions = np.arange(len(rows_B))
+            places = list(range(len(rows_B)))
         else:
-            positions = np.flatnonzero(~self.arena.is_ready(rows_B))
-        fresh: dict[int, NDArray[np.uint8]] = {}
-        bad: dict[int, BadFrame] = {}
-        for episode, rows in self._by_episode(rows_B[positions]).items():
-            self._decode(episode, rows, decoder, fresh, bad)
-        if self.arena is not None:
             self.arena.read(rows_B, out_BHWC)
-        for position in positions.tolist():
-            frame = fresh.get(int(rows_B[position]))
-            if frame is not None:
-                out_BHWC[position] = frame
-        return {position: bad[int(row)] for position, row in enumerate(rows_B) if int(row) in bad}
+            places = np.flatnonzero(~self.arena.is_ready(rows_B)).tolist()
+        bad = {}
+        for place in places:
+            row = int(rows_B[place])
+            if row in fresh:
+                out_BHWC[place] = fresh[row]
+            else:
+                bad[place] = self._bad.get(row) or BadFrame(self._path(row), row, "not decoded")
+        return bad
 
-    def _by_episode(self, rows: Rows) -> dict[int, list[int]]:
-        groups: dict[int, list[int]] = {}
-        for row in dict.fromkeys(rows.tolist()):
-            groups.setdefault(self.camera.dataset.episode_at(row), []).append(row)
-        return groups
-
-    def _decode(
-        self,
-        episode: int,
-        rows: Sequence[int],
-        decoder: FrameDecoder,
-        fresh: dict[int, NDArray[np.uint8]],
-        bad: dict[int, BadFrame],
-    ) -> None:
-        """Decodes rows of an episode; what an arena has room for is kept, passed frames too."""
-        first = int(self.camera.dataset.first_row_E[episode])
-        footage = self.camera.footage(episode)
-        wanted = {row - first for row in rows}
-        keep = self.arena is not None and not self.arena.is_full
-        try:
-            for offset, frame in decoder.frames(footage, sorted(wanted), self.camera.size, keep):
-                if offset in wanted:
-                    fresh[first + offset] = frame
-                if keep and self.arena is not None:
-                    self.arena.write(first + offset, frame)
-            gone = decoder.bad
-        except DataError as error:
-            gone = {offset: BadFrame(footage.span.path, offset, str(error)) for offset in wanted}
-        for offset, reason in gone.items():
-            bad[first + offset] = reason
-            if self.arena is not None:
-                self.arena.mark_bad(first + offset)
+    def _path(self, row: int) -> Path:
+        return self.camera.footage(self.camera.dataset.episode_at(row)).span.path
 
     def missing(self) -> Rows:
         """Returns the rows that the arena has not got and that are not known to be bad."""
@@ -147,22 +151,30 @@ class FrameSource:
         states = self.arena.states(np.arange(self.camera.dataset.num_rows))
         return np.flatnonzero(states == FrameState.EMPTY)
 
-    def fill(self, rows: Rows, decoder: FrameDecoder) -> None:
-        """Decodes rows of one episode into the arena."""
-        for episode, wanted in self._by_episode(rows).items():
-            self._decode(episode, wanted, decoder, {}, {})
-
     def sync(self) -> None:
         """Makes what was decoded survive a crash of the machine."""
         if self.arena is not None:
             self.arena.sync()
 
+    def close(self) -> None:
+        """Closes the arena."""
+        if self.arena is not None:
+            self.arena.close()
 
-def open_arena(camera: Camera, folder: Path, max_bytes: int) -> FrameArena | None:
-    """Returns the arena of a camera, None where the folder can't hold one."""
+
+def open_arenas(cameras: Sequence[Camera], folder: Path, max_bytes: int) -> list[FrameArena | None]:
+    """Returns the arena of each camera, None where the folder can't hold one."""
     try:
-        return FrameArena(
-            folder / camera.content_key(), camera.dataset.num_rows, camera.size, max_bytes
-        )
+        keys = [camera.content_key() for camera in cameras]
+        wanted = {key: camera.num_bytes for key, camera in zip(keys, cameras)}
+        limits = make_room(folder, wanted, max_bytes)
+    except OSError:
+        return [None] * len(cameras)
+    return [_open_arena(camera, folder / key, limits[key]) for key, camera in zip(keys, cameras)]
+
+
+def _open_arena(camera: Camera, path: Path, max_bytes: int) -> FrameArena | None:
+    try:
+        return FrameArena(path, camera.dataset.num_rows, camera.size, max_bytes)
     except OSError:
         return None

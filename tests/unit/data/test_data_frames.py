@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lf_ray.data.batches.training_set import TrainingSet, open_training_set
+from lf_ray.data.batches.opening import open_training_set
+from lf_ray.data.batches.training_set import TrainingSet
 from lf_ray.data.frames.arena import FrameArena, FrameState
-from lf_ray.data.frames.decoder import FrameDecoder
 from lf_ray.data.frames.fill import ArenaFiller
+from lf_ray.data.frames.pool import DecoderPool
+from lf_ray.data.frames.request import Answerer
 from lf_ray.data.stream import Picks
-from lf_ray.data.video import FrameSize, VideoReader, write_video
+from lf_ray.data.video import Frame, FrameSize, VideoReader, write_video
 from lf_ray.settings import DataSettings, ModelSettings
 
 SIZE = FrameSize(4, 6)
@@ -43,7 +45,12 @@ def images(training_set: TrainingSet, samples: list[int]) -> np.ndarray:
     out = np.zeros(training_set.image_shape(len(samples)), np.uint8)
     zeros = np.zeros(len(samples), np.int64)
     picks = Picks(zeros, np.array(samples), zeros)
-    _, bad = training_set.arrays(picks, 0, out, FrameDecoder())
+    answerer = Answerer(threads=1)
+    fresh: dict[int, dict[int, Frame]] = {}
+    for request in training_set.requests([picks]):
+        reply = answerer.answer(request)
+        fresh.setdefault(reply.camera, {}).update(reply.frames)
+    _, bad = training_set.arrays(picks, 0, fresh, out)
     assert not bad
     return out
 
@@ -156,7 +163,7 @@ def test_filling_covers_every_frame_once_over_ranks(tiny_set: Path, tmp_path: Pa
     training_set = opened(tiny_set, tmp_path)
     units = training_set.unfilled()
     assert [len(unit.rows) for unit in units] == [24, 24, 24]
-    fillers = [ArenaFiller(units, rank, 2) for rank in range(2)]
+    fillers = [ArenaFiller(units, rank, 2, DecoderPool(rank, 1)) for rank in range(2)]
     assert all(filler.wait(20) for filler in fillers)
     for filler in fillers:
         filler.close()

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lf_ray.data.batches.training_set import TrainingSet, open_training_set
+from lf_ray.data.batches.opening import open_training_set
+from lf_ray.data.batches.training_set import TrainingSet
 from lf_ray.data.check import check_dataset
 from lf_ray.data.lerobot.dataset import LeRobotDataset, content_id
 from lf_ray.data.lerobot.embodiments import DEFAULTS, choose_embodiment, choose_modality
