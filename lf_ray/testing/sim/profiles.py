@@ -210,7 +210,7 @@ def _eight_a100() -> Profile:
         name="sim_8xa100",
         num_ranks=8,
         workload=article(),
-        link=Link(start_s=12e-6, bytes_per_s=274e9, root_s=1.2e-8),
+        link=Link(start_s=12e-6, bytes_per_s=236e9, root_s=1.2e-8),
         contention=Contention(0.22, 0.22, 0.6, 0.85, 0.6),
         memory=Memory(
             capacity=79.2 * GIB,
