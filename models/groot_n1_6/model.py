@@ -22,6 +22,8 @@ from models.groot_n1_6.language import LanguageModel, gather_tokens, place_image
 from models.groot_n1_6.views.preprocess import preprocess_views
 from models.groot_n1_6.vision import VisionTransformer, patchify
 
+BRANCH_ENDS = ("o_proj", "down_proj", "out_proj", "fc2", "to_out.0", "net.2")
+
 
 class VisionModel(nn.Module):
     """The checkpoint's name for the tower's place."""
@@ -240,7 +242,12 @@ def unrun_parts(model: GrootN16) -> tuple[nn.Module, ...]:
 
 @torch.no_grad()
 def initialize(model: nn.Module, seed: int) -> None:
-    """Fills every parameter: norms one, biases zero, matrices normal by their input width."""
+    """Fills every parameter: norms one, biases zero, matrices normal by their input width.
+
+    What writes to a residual stream starts smaller by the depth of its stack, so that the stream
+    neither grows with depth nor multiplies rounding errors.
+    """
+    depth = _stack_depths(model)
     generators: dict[str, torch.Generator] = {}
     for name, module in model.named_modules():
         for key, parameter in module.named_parameters(recurse=False):
@@ -252,7 +259,18 @@ def initialize(model: nn.Module, seed: int) -> None:
                 parameter.fill_(1.0)
             elif key in ("weight", "W", "in_proj_weight", "probe", "mask_token"):
                 axis = -2 if key == "W" else -1
-                std = parameter.shape[axis] ** -0.5
+                std = parameter.shape[axis] ** -0.5 * depth.get(name, 1) ** -0.5
                 parameter.normal_(0.0, std, generator=generators[device])
             else:
                 parameter.zero_()
+
+
+def _stack_depths(model: nn.Module) -> dict[str, int]:
+    """Returns, for each linear that ends a residual branch, the branches of its stack."""
+    depths = {}
+    for name, stack in model.named_modules():
+        if isinstance(stack, nn.ModuleList) and name.endswith(("layers", "transformer_blocks")):
+            for inner, _ in stack.named_modules():
+                if inner.endswith(BRANCH_ENDS):
+                    depths[f"{name}.{inner}"] = 2 * len(stack)
+    return depths

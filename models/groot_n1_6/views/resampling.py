@@ -41,9 +41,10 @@ def resize_matrix(
 
 
 def area_matrix(num_out: int, num_in: int, device: torch.device) -> Tensor:
-    """Returns the matrix that averages the area under each pixel; bilinear when enlarging."""
-    if num_out >= num_in:
-        return resize_matrix(num_out, num_in, triangle, device)
+    """Returns the matrix that averages what each output pixel covers, [O, I] float32.
+
+    This is OpenCV's INTER_AREA, which covers less than one pixel when enlarging.
+    """
     scale = num_in / num_out
     first_O1 = torch.arange(num_out, device=device, dtype=torch.float32)[:, None] * scale
     pixel_I = torch.arange(num_in, device=device, dtype=torch.float32)
