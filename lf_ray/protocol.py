@@ -161,7 +161,7 @@ class Budget(Wire):
     """When a visit may stop.
 
     Attributes:
-        min_steps: steady steps that every visit measures.
+        min_steps: steady steps before a visit may settle; a lost race may end it from eight on.
         max_steps: cap on steps, warm-up included.
         max_s: cap on the visit's measured wall time.
         target_frac: stop when the half-width of the interval is below this share.
