@@ -74,11 +74,12 @@ class BatchLoader:
         device: str | torch.device = "cpu",
         source: BatchSource | None = None,
     ) -> None:
-        self.source = source or open_batch_source(config)
         self._owns_source = source is None
+        self.source = source or open_batch_source(config)
         self.bad_frames: list[BadFrame] = []
         self._skips = config.data.skip_corrupt
-        self._stream = SampleStream(self.source.sizes, self.source.weights, seed)
+        source = self.source
+        self._stream = SampleStream(source.sizes, source.weights, seed, source.blocks, world_size)
         self._rank, self._world_size, self._seed = rank, world_size, seed
         self._batch_size = batch_size
         self._prefetch = max(config.data.prefetch, 1)
@@ -117,6 +118,10 @@ class BatchLoader:
     def epoch_samples(self) -> int:
         """Returns the samples of an epoch over all ranks."""
         return self._stream.epoch_samples
+
+    def worker_pids(self) -> list[int]:
+        """Returns the ids of the decoding processes that were started."""
+        return self._pool.pids()
 
     @property
     def num_skipped(self) -> int:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 Positions = NDArray[np.int64]
 _WINDOW = 1000
+_POOL = 512
+"""Samples that a block order mixes: sixteen stretches of 32, or 100 MB of one 256 px camera."""
 
 
 class Picks(NamedTuple):
@@ -45,9 +47,44 @@ class PermutedOrder:
         if epoch not in self._known:
             if len(self._known) > 1:
                 del self._known[min(self._known)]
-            rng = np.random.default_rng((*self._key, epoch))
-            self._known[epoch] = rng.permutation(self._num_samples)
+            self._known[epoch] = self._drawn(np.random.default_rng((*self._key, epoch)))
         return self._known[epoch]
+
+    def _drawn(self, rng: np.random.Generator) -> Positions:
+        return rng.permutation(self._num_samples)
+
+
+class BlockOrder(PermutedOrder):
+    """One data set in short stretches of its episodes: shuffled stretches, mixed within a pool.
+
+    Frames that a decoder meets in one run are then wanted soon after each other, by the same rank.
+
+    Args:
+        edges: first sample of each stretch, and the number of samples.
+        seed: of the order.
+        part: number of the data set.
+        world_size: ranks that share the stream; each gets whole stretches.
+    """
+
+    def __init__(self, edges: Positions, seed: int, part: int = 0, world_size: int = 1) -> None:
+        super().__init__(int(edges[-1]), seed, part)
+        self._edges = edges
+        self._world_size = world_size
+
+    def _drawn(self, rng: np.random.Generator) -> Positions:
+        order = rng.permutation(len(self._edges) - 1)
+        first, length = self._edges[order], (self._edges[1:] - self._edges[:-1])[order]
+        before = np.cumsum(length) - length
+        flat = np.arange(self._num_samples) + np.repeat(first - before, length)
+        # Rank r's own stretch of the flat order is a chunk: position p of the epoch belongs to
+        # rank p mod world.
+        place, rank = np.divmod(np.arange(self._num_samples), self._world_size)
+        chunk_of_rank = np.bincount(rank, minlength=self._world_size)
+        chunk = np.repeat(np.arange(self._world_size), chunk_of_rank)
+        within = np.concatenate([np.arange(count) for count in chunk_of_rank])
+        mixed = flat[np.lexsort((rng.random(self._num_samples), within // _POOL, chunk))]
+        starts = np.cumsum(chunk_of_rank) - chunk_of_rank
+        return np.asarray(mixed[starts[rank] + place])
 
 
 @dataclass(frozen=True)
@@ -68,9 +105,18 @@ class SampleStream:
         sizes: samples of each data set.
         weights: share of each in the stream, in any unit; None weighs by samples.
         seed: of the order.
+        blocks: stretches of each data set, as the edges of `BlockOrder`; None shuffles samples.
+        world_size: ranks, for the blocks.
     """
 
-    def __init__(self, sizes: Sequence[int], weights: Sequence[float] | None, seed: int) -> None:
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        weights: Sequence[float] | None,
+        seed: int,
+        blocks: Sequence[Positions] | None = None,
+        world_size: int = 1,
+    ) -> None:
         self._seed = seed
         self._is_weighted = weights is not None and len(sizes) > 1
         self._first_of_part = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -78,9 +124,18 @@ class SampleStream:
             assert weights is not None
             shares = np.asarray(weights, np.float64) / sum(weights)
             self._shares = _Shares(np.concatenate([[0.0], np.cumsum(shares)]))
-            self._orders = [PermutedOrder(size, seed, part) for part, size in enumerate(sizes)]
-        else:
+            self._orders = [
+                PermutedOrder(size, seed, part)
+                if blocks is None
+                else BlockOrder(blocks[part], seed, part)
+                for part, size in enumerate(sizes)
+            ]
+        elif blocks is None:
             self._orders = [PermutedOrder(sum(sizes), seed)]
+        else:
+            joined = [edges[:-1] + first for edges, first in zip(blocks, self._first_of_part)]
+            edges = np.concatenate([*joined, self._first_of_part[-1:]])
+            self._orders = [BlockOrder(edges, seed, 0, world_size)]
 
     @property
     def epoch_samples(self) -> int:

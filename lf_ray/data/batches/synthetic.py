@@ -36,6 +36,7 @@ class SyntheticSet:
         self.sizes: tuple[int, ...] = (_NUM_SAMPLES,)
         self.weights: tuple[float, ...] | None = None
         self.data_id = "synthetic"
+        self.blocks: list[NDArray[np.int64]] | None = None
         self._config = config
         self._num_views = num_views or (1 if config.size == "nano" else 2)
         self._edge_px = config.shortest_edge_px

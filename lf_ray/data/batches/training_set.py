@@ -27,6 +27,7 @@ from models.groot_n1_6.views.geometry import view_tokens
 Pictures = Mapping[int, Mapping[int, Frame]]
 """Frames by camera and row."""
 
+_BLOCK_SAMPLES = 32
 Arrays = dict[str, NDArray[np.generic]]
 
 
@@ -50,6 +51,7 @@ class BatchSource(Protocol):
     sizes: tuple[int, ...]
     weights: tuple[float, ...] | None
     data_id: str
+    blocks: list[NDArray[np.int64]] | None
 
     def image_shape(self, batch_size: int) -> tuple[int, ...]:
         """Returns the shape of `images_BKHWC`."""
@@ -96,6 +98,7 @@ class TrainingSet:
         weights: share of each in the stream; None weighs by samples.
         data_id: hash of the content.
         size: height and width of every frame.
+        blocks: edges of short stretches of each data set, where the order is by blocks.
     """
 
     def __init__(
@@ -106,10 +109,14 @@ class TrainingSet:
         self.sizes = tuple(part.dataset.num_samples for part in parts)
         self.weights = opened.weights
         self.data_id = joined_hash(part.dataset.content_id() for part in parts)
+        self.blocks = self._blocks() if opened.order == "block" else None
         self._config = opened.config
         self._sources = [source for part in parts for source in part.sources]
         tokens = [view_tokens(opened.config, *size)] * len(parts[0].sources)
         self._prompts = prompt_table(texts, tokens, opened.config, opened.tokenizer)
+
+    def _blocks(self) -> list[NDArray[np.int64]]:
+        return [part.dataset.block_edges(_BLOCK_SAMPLES) for part in self.parts]
 
     def image_shape(self, batch_size: int) -> tuple[int, ...]:
         """Returns the shape of `images_BKHWC`."""

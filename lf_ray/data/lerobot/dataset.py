@@ -5,6 +5,7 @@ in its own episode (NVIDIA's rule: the last horizon - 1 frames of an episode sta
 Letters: N rows, B samples, T action horizon, S state width, A action width.
 """
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,12 @@ class LeRobotDataset:
     def episode_at(self, row: int) -> int:
         """Returns the position in `meta.episodes` of the episode that holds a row."""
         return int(np.searchsorted(self.first_row_E, row, side="right")) - 1
+
+    def block_edges(self, max_samples: int) -> Rows:
+        """Returns the first sample of each short stretch of an episode, and the number of all."""
+        first_E = np.concatenate([[0], self._last_sample_E])
+        starts = [np.arange(first, end, max_samples) for first, end in pairwise(first_E)]
+        return np.concatenate([*starts, first_E[-1:]])
 
     def states(self, rows_B: Rows) -> Vector:
         """Returns scaled states [B, S]."""

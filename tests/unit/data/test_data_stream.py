@@ -66,3 +66,31 @@ def test_a_weighted_stream_resumes_in_the_middle_of_a_window() -> None:
     part = SampleStream([30, 12], [1.0, 2.0], 3).at(np.arange(1500, 1600))
     assert np.array_equal(whole.sample[1500:1600], part.sample)
     assert np.array_equal(whole.part[1500:1600], part.part)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_block_order_keeps_stretches_together_and_every_sample_once(world_size: int) -> None:
+    edges = np.array([*range(0, 4000, 32), 4000, 4010, 4100])
+    stream = SampleStream([4100], None, 0, [edges], world_size)
+    for epoch in (0, 1):
+        samples = stream.at(np.arange(4100) + 4100 * epoch).sample
+        assert sorted(samples.tolist()) == list(range(4100))
+    block = np.searchsorted(edges, samples, side="right")
+    own = block[0::world_size][: 1024 // world_size]
+    pools = own.reshape(-1, 512) if len(own) >= 512 else own[None]
+    assert max(len(set(pool.tolist())) for pool in pools) < 40
+    assert len(set(np.diff(own).tolist())) > 10
+
+
+def test_a_block_order_over_several_sets() -> None:
+    blocks = [np.array([0, 32, 60]), np.array([0, 20])]
+    plain = SampleStream([60, 20], None, 0, blocks, 2).at(np.arange(160))
+    for epoch in (0, 1):
+        seen = [
+            (part, sample)
+            for part, sample, when in zip(plain.part, plain.sample, plain.epoch)
+            if when == epoch
+        ]
+        assert len(set(seen)) == 80
+    weighted = SampleStream([60, 20], [1.0, 1.0], 0, blocks, 2).at(np.arange(1000))
+    assert np.bincount(weighted.part).tolist() == [500, 500]
