@@ -135,7 +135,7 @@ class Display:
 
     def _visit_line(self, record: TrialRecord, standing: Standing) -> str:
         parts = [
-            f"[{_progress_words(standing)}] {record.request.id:<7}",
+            f"[{standing.outlook.phase} {_progress_words(standing)}] {record.request.id:<7}",
             knob_words(record.request.knobs, self._knobs),
             self._result_words(record),
             best_words(standing),
@@ -215,7 +215,7 @@ def _progress_words(standing: Standing) -> str:
     outlook = standing.outlook
     if outlook.phase == "search":
         return f"{outlook.num_trials} of {outlook.planned_trials}"
-    return f"{outlook.num_trials}, {outlook.phase}"
+    return str(outlook.num_trials)
 
 
 def _value_words(value: bool | int | float | str) -> str:

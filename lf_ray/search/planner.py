@@ -7,7 +7,6 @@ Holds no clock, touches no worker and no file. Two planners that were given the 
 the same decision, which is what makes a resumed sweep go on as if nothing had happened.
 """
 
-import math
 from dataclasses import dataclass
 
 from lf_ray.protocol import OutcomeKind
@@ -24,7 +23,7 @@ from lf_ray.search.plan.decisions import (
 )
 from lf_ray.search.plan.remeasure import remeasure_decision
 from lf_ray.search.plan.searching import baseline_decision, planned_trials, search_decision
-from lf_ray.search.plan.slicing import slice_order, slices_decision
+from lf_ray.search.plan.slicing import slices_decision, visits_left
 from lf_ray.search.plan.state import MAX_STARTS, SweepState
 from lf_ray.search.space import Space
 
@@ -161,13 +160,8 @@ def _visits_left(state: SweepState, rules: Rules, planned_trials: int) -> float:
     """Returns a rough count of the visits still to come."""
     if state.phase == "done":
         return 0.0
-    left = max(0, planned_trials - state.num_trials) if state.phase == "search" else 0
-    if state.phase != "slices":
-        left += rules.num_rivals * rules.slice_visits
-    widths = [min(7, len(values) or 9) for values in state.space.choices.values()]
-    slices = sum(widths) * rules.slice_visits * 0.8
     if state.phase == "slices":
-        anchor = state.points[str(state.anchor)]
-        done = sum(r.purpose == "slice" for r in state.requests.values())
-        slices = max(1.0, slices - done) if slice_order(state, anchor) else 0.0
-    return left + math.ceil(slices)
+        return visits_left(state)
+    left = max(0, planned_trials - state.num_trials) if state.phase == "search" else 0
+    widths = [min(7, len(values) or 9) for values in state.space.choices.values()]
+    return left + rules.num_rivals + sum(widths)

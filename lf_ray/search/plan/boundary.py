@@ -7,7 +7,7 @@ equal another's is dead.
 from collections.abc import Iterable, Mapping, Sequence
 
 from lf_ray.protocol import GradientTensor, Knobs, KnobValue, TrialOutcome
-from lf_ray.runtime.bucket_plan import bucket_plan
+from lf_ray.runtime.bucket_plan import BucketPlan, bucket_plan
 from lf_ray.search.space import point_key
 
 _WORD_ORDER: Mapping[str, tuple[str, ...]] = {
@@ -56,17 +56,32 @@ def _rank(name: str, value: KnobValue) -> float:
     return float(words.index(str(value))) if words else float(value)
 
 
-def effect_key(knobs: Knobs, gradients: Sequence[GradientTensor]) -> str:
-    """Returns text that is equal for points which send the same messages at the same time.
+class Effects:
+    """Tells which points come to the same thing: same messages, sent at the same time.
 
     Without gradients (before the baseline has run) only equal knobs are known to be the same.
     """
-    if not gradients:
-        return point_key(knobs)
-    rest = {name: value for name, value in knobs.items() if name not in _OVERLAP}
-    size, ratio, dtype = (knobs[name] for name in _OVERLAP)
-    plan = bucket_plan(gradients, float(size), str(dtype))
-    return point_key({**rest, "plan": plan.signature(float(ratio))})
+
+    def __init__(self, gradients: Sequence[GradientTensor] = ()) -> None:
+        self._gradients = gradients
+        self._plans: dict[tuple[KnobValue, KnobValue], BucketPlan] = {}
+        self._keys: dict[tuple[tuple[str, KnobValue], ...], str] = {}
+
+    def key(self, knobs: Knobs) -> str:
+        """Returns text that is equal for points with equal effect."""
+        items = tuple(sorted(knobs.items()))
+        if items not in self._keys:
+            self._keys[items] = self._key(knobs)
+        return self._keys[items]
+
+    def _key(self, knobs: Knobs) -> str:
+        if not self._gradients:
+            return point_key(knobs)
+        rest = {name: value for name, value in knobs.items() if name not in _OVERLAP}
+        size, ratio, dtype = (knobs[name] for name in _OVERLAP)
+        if (size, dtype) not in self._plans:
+            self._plans[size, dtype] = bucket_plan(self._gradients, float(size), str(dtype))
+        return point_key({**rest, "plan": self._plans[size, dtype].signature(float(ratio))})
 
 
 def gradient_bytes(gradients: Sequence[GradientTensor], comm_dtype: KnobValue) -> int:

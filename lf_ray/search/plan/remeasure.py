@@ -7,6 +7,7 @@ after it was chosen, side by side with its rivals (A B B A), so that a slow drif
 from lf_ray.analysis.points import Point
 from lf_ray.protocol import Purpose
 from lf_ray.search.plan.decisions import Decision, Line, Rules, Wait
+from lf_ray.search.plan.searching import baseline_due
 from lf_ray.search.plan.state import SweepState
 from lf_ray.search.plan.visits import certainly_below, given_up, revisit, throughput
 
@@ -15,6 +16,9 @@ def remeasure_decision(state: SweepState, rules: Rules) -> Decision:
     """Returns the next visit of a near-tie, or the line that starts the slices."""
     if state.in_flight:
         return Wait("near-ties are visited one after the other, so that they can be compared")
+    due = baseline_due(state, rules)
+    if due:
+        return revisit(state, rules, due, "the baseline again, to see drift")
     rivals = near_ties(state, rules)
     wanted = rules.slice_visits + 1
     if len(rivals) > 1 and _replicates(state) < _most_replicates(rules):
@@ -24,13 +28,25 @@ def remeasure_decision(state: SweepState, rules: Rules) -> Decision:
             names = ", ".join(point.id for point in rivals)
             return revisit(state, rules, chosen, f"near-tie of {names}")
     best = rivals[0]
-    steps = rules.measure.winner_steps
-    if not _has_long_visit(state, best.id, steps) and not given_up(state, best.id):
-        reason = f"the winner once more, over at least {steps} steps"
-        return revisit(state, rules, best.id, reason, min_steps=steps)
+    again = winner_visit(state, rules, best)
+    if again is not None:
+        return again
     value = throughput(best)
     reason = f"{best.id} is the fastest re-measured ({value.value:.4g} samples/s)"
     return Line("stage", {"phase": "slices", "best": best.id, "reason": reason}, reason)
+
+
+def winner_visit(state: SweepState, rules: Rules, best: Point) -> Decision | None:
+    """Returns the long visit that a point needs before it may be called best, None once it had it.
+
+    The baseline needs none: nothing new is claimed of it.
+    """
+    steps = rules.measure.winner_steps
+    had = any(request.budget.min_steps >= steps for request in state.started_of(best.id)[1:])
+    if had or best.id == state.baseline_id or given_up(state, best.id):
+        return None
+    reason = f"the winner once more, over at least {steps} steps"
+    return revisit(state, rules, best.id, reason, min_steps=steps)
 
 
 def near_ties(state: SweepState, rules: Rules) -> list[Point]:
@@ -70,7 +86,3 @@ def _replicates(state: SweepState) -> int:
 
 def _most_replicates(rules: Rules) -> int:
     return 2 * rules.num_rivals * rules.slice_visits
-
-
-def _has_long_visit(state: SweepState, point_id: str, steps: int) -> bool:
-    return any(request.budget.min_steps >= steps for request in state.started_of(point_id)[1:])

@@ -4,16 +4,19 @@ Economical: points of the search count as visits, a value that is certainly slow
 again, and a long ladder is walked coarsely first, then finely beside the knee.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from lf_ray.analysis.knee import Knee, KneeStatus, knee_estimate
+import numpy as np
+
+from lf_ray.analysis.knee import Knee, KneeStatus, knee_estimate, knee_index
 from lf_ray.analysis.points import Point
-from lf_ray.analysis.slices import cheapest_first, slice_of
+from lf_ray.analysis.slices import cheapest_first, in_words, slice_of
 from lf_ray.protocol import ChangeCost, Knobs, KnobValue, Purpose, change_cost
 from lf_ray.search.ladder import coarse
-from lf_ray.search.plan.boundary import effect_key
 from lf_ray.search.plan.decisions import Decision, Line, Rules, Wait
+from lf_ray.search.plan.remeasure import winner_visit
 from lf_ray.search.plan.searching import baseline_due
 from lf_ray.search.plan.state import SweepState
 from lf_ray.search.plan.visits import certainly_below, given_up, revisit, slice_visit, throughput
@@ -22,6 +25,7 @@ _MOST_VALUES = {"overlap.ratio": 6}
 _MOST_VALUES_ELSE = 7
 _SURE_ENOUGH = 0.9
 MAX_SLICINGS = 2
+_VISITS_PER_VALUE = 1.3
 _COST_ORDER = list(ChangeCost)
 
 
@@ -65,6 +69,13 @@ def measured_ladder(state: SweepState, anchor: Point, knob: str) -> list[KnobVal
 
 def slice_knee(state: SweepState, rules: Rules, anchor: Point, knob: str) -> Knee:
     """Returns what the slice of a knob says so far."""
+    key = (anchor.id, knob, state.num_records, len(state.dead))
+    if key not in state.knees:
+        state.knees[key] = _estimate(state, rules, anchor, knob)
+    return state.knees[key]
+
+
+def _estimate(state: SweepState, rules: Rules, anchor: Point, knob: str) -> Knee:
     slice_ = slice_of(
         list(state.points.values()),
         anchor,
@@ -86,13 +97,16 @@ def _at(state: SweepState, anchor: Point, knob: str, value: KnobValue) -> Knobs:
     return state.space.canonical({**anchor.knobs, knob: value})
 
 
-def _known(state: SweepState, anchor: Point, knob: str, value: KnobValue) -> str | None:
-    """Returns the id of the point that stands for a value of the slice, if anything came of it."""
+def _stands_for(state: SweepState, anchor: Point, knob: str, value: KnobValue) -> str | None:
+    """Returns the id of the started point that stands for a value of the slice, if there is one."""
     knobs = _at(state, anchor, knob, value)
-    exact = state.point_at(knobs)
-    if exact is None:
-        exact = next((item.same_as for item in state.dead if item.knobs == knobs), None)
-    return exact if exact in state.points else None
+    dead = (item.same_as for item in state.dead if item.knobs == knobs)
+    return state.point_at(knobs) or next(dead, None)
+
+
+def _known(state: SweepState, anchor: Point, knob: str, value: KnobValue) -> bool:
+    """Returns whether anything came of the point that stands for a value of the slice."""
+    return _stands_for(state, anchor, knob, value) in state.points
 
 
 def _slice_step(state: SweepState, rules: Rules, anchor: Point, knob: str) -> Decision | None:
@@ -120,7 +134,7 @@ def _dead_line(
         if known and known[0] in state.requests:
             same_as = state.requests[known[0]].replicate_of or known[0]
             payload = {"knobs": dict(knobs), "same_as": same_as, "reason": known[1]}
-            return Line("dead", payload, f"slice of {knob}: {value} is {known[1]}")
+            return Line("dead", payload, f"slice of {knob}: {in_words(knob, value)} is {known[1]}")
     return None
 
 
@@ -131,10 +145,10 @@ def _plan(
     distinct: dict[str, KnobValue] = {}
     for value in ladder:
         knobs = _at(state, anchor, knob, value)
-        effect = effect_key(knobs, state.gradients)
-        if effect not in distinct or state.point_at(knobs):
+        effect = state.effects.key(knobs)
+        if effect not in distinct or _stands_for(state, anchor, knob, value):
             distinct[effect] = value
-    own = effect_key(anchor.knobs, state.gradients)
+    own = state.effects.key(anchor.knobs)
     distinct[own] = anchor.knobs[knob]
     values = tuple(distinct.values())
     keep = {anchor.knobs[knob]}
@@ -159,19 +173,22 @@ def _visit_step(
         return None
     row = [v for v in open_values if _num_readings(state, anchor, knob, v) == least]
     value = row[-1] if least % 2 else row[0]
-    knobs = _at(state, anchor, knob, value)
-    return slice_visit(state, rules, knobs, f"slice of {knob} at {value}, visit {least + 1}")
+    reason = f"slice of {knob} at {in_words(knob, value)}, visit {least + 1}"
+    known = _stands_for(state, anchor, knob, value)
+    if known:
+        return revisit(state, rules, known, reason, Purpose.SLICE)
+    return slice_visit(state, rules, _at(state, anchor, knob, value), reason)
 
 
 def _num_readings(state: SweepState, anchor: Point, knob: str, value: KnobValue) -> int:
     """Returns the visits of a slice's value, come back or not."""
-    known = state.point_at(_at(state, anchor, knob, value))
+    known = _stands_for(state, anchor, knob, value)
     return len(state.started_of(known)) if known else 0
 
 
 def _is_clear(state: SweepState, rules: Rules, anchor: Point, knob: str, value: KnobValue) -> bool:
     """Returns whether another visit of the value can't change what the slice says."""
-    known = state.point_at(_at(state, anchor, knob, value))
+    known = _stands_for(state, anchor, knob, value)
     if known is None or known == anchor.id:
         return False
     if given_up(state, known):
@@ -192,16 +209,29 @@ def _fine_values(
     state: SweepState, rules: Rules, anchor: Point, knob: str, ladder: Sequence[KnobValue]
 ) -> list[KnobValue]:
     """Returns the values left out so far between the knee and the next cheaper one measured."""
-    knee = slice_knee(state, rules, anchor, knob)
-    if knee.status is not KneeStatus.RESOLVED or knee.value not in ladder:
+    known = [value for value in ladder if _known(state, anchor, knob, value)]
+    rates = np.array([_rate(state, anchor, knob, value) for value in known])
+    place = knee_index(rates, known.index(anchor.knobs[knob]), rules.delta)
+    if place == 0:
         return []
-    place = ladder.index(knee.value)
-    fine: list[KnobValue] = []
-    for value in reversed(ladder[:place]):
-        if _known(state, anchor, knob, value):
-            break
-        fine.append(value)
-    return fine
+    between = ladder[ladder.index(known[place - 1]) + 1 : ladder.index(known[place])]
+    return list(reversed(between))
+
+
+def _rate(state: SweepState, anchor: Point, knob: str, value: KnobValue) -> float:
+    point = state.points[str(_stands_for(state, anchor, knob, value))]
+    return throughput(point).value if point.visits and not point.gate_failed else math.nan
+
+
+def visits_left(state: SweepState) -> float:
+    """Returns a rough count of the visits that the slices still take."""
+    anchor = state.points[str(state.anchor)]
+    unread = sum(
+        not _num_readings(state, anchor, knob, value)
+        for knob in slice_order(state, anchor)
+        for value in _plan(state, anchor, knob, _ladder(state, anchor, knob))
+    )
+    return 1 + _VISITS_PER_VALUE * unread
 
 
 def _joint_step(state: SweepState, rules: Rules, anchor: Point) -> Decision | None:
@@ -239,6 +269,9 @@ def _end(state: SweepState, rules: Rules, anchor: Point) -> Decision:
     ):
         reason = f"a slice found {best.id}, faster than {anchor.id}: measured side by side"
         return Line("stage", {"phase": "remeasure", "reason": reason}, reason)
+    again = winner_visit(state, rules, best) if best else None
+    if again is not None:
+        return again
     return Line("stage", _done(state, rules, anchor), "the slices are done")
 
 
@@ -246,7 +279,9 @@ def _done(state: SweepState, rules: Rules, anchor: Point) -> dict[str, Any]:
     """Returns the last stage: what the knee is to be read from, and what it is in words."""
     knobs = slice_order(state, anchor)
     knees = [slice_knee(state, rules, anchor, knob) for knob in knobs]
-    words = "; ".join(f"{knee.knob} {knee.status} at {knee.advised}" for knee in knees)
+    words = "; ".join(
+        f"{knee.knob} {knee.status} at {in_words(knee.knob, knee.advised)}" for knee in knees
+    )
     return {
         "phase": "done",
         "best": anchor.id,

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from lf_ray.analysis.knee import Knee
 from lf_ray.analysis.points import Gathered, Point, best_of, eligible, gather
 from lf_ray.measure.interval import Between
 from lf_ray.protocol import (
@@ -22,7 +23,7 @@ from lf_ray.protocol import (
 from lf_ray.record.events import JournalEvent
 from lf_ray.record.history import DeadPoint
 from lf_ray.search.plan.audit import audited
-from lf_ray.search.plan.boundary import dominating, effect_key, gradient_bytes
+from lf_ray.search.plan.boundary import Effects, dominating, gradient_bytes
 from lf_ray.search.space import Space, point_key
 
 TRIAL_PURPOSES = (Purpose.BASELINE, Purpose.SEARCH)
@@ -42,6 +43,7 @@ class SweepState:
         orphans: requests that were under way when the sweep was interrupted.
         active_s: seconds at work up to the last event, pauses between resumes left out.
         opened_s: of these, until the first record came back.
+        knees: what slices said, by anchor, knob and how much was known.
         streak: kind of the latest failures in a row, and how many.
     """
 
@@ -60,6 +62,7 @@ class SweepState:
     dead: list[DeadPoint] = field(default_factory=list)
     infeasible: list[tuple[str, Knobs, TrialOutcome]] = field(default_factory=list)
     gradients: tuple[GradientTensor, ...] = ()
+    effects: Effects = field(default_factory=Effects)
     streak: tuple[str, int] = ("", 0)
     streak_reason: str = ""
     last_knobs: Knobs | None = None
@@ -68,6 +71,7 @@ class SweepState:
     ended: tuple[str, int] | None = None
     active_s: float = 0.0
     opened_s: float = 0.0
+    num_records: int = 0
     last_wall_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -75,6 +79,7 @@ class SweepState:
         self._by_effect: dict[str, str] = {}
         self._gathered: Gathered | None = None
         self._points: dict[str, Point] = {}
+        self.knees: dict[tuple[str, str, int, int], Knee] = {}
 
     def fold(self, event: JournalEvent) -> None:
         """Takes one event in."""
@@ -106,13 +111,16 @@ class SweepState:
         self.in_flight[request.id] = request
         self.requests[request.id] = request
         self.starts[request.id] += 1
+        if self.starts[request.id] > 1:
+            return
         self._by_key.setdefault(point_key(request.knobs), point_id)
         if self.gradients:
-            self._by_effect.setdefault(effect_key(request.knobs, self.gradients), point_id)
+            self._by_effect.setdefault(self.effects.key(request.knobs), point_id)
         self._close_suggestion(request.knobs)
         self.last_knobs = request.knobs
         if request.purpose is Purpose.BASELINE:
             self.baseline_id = request.id
+            self.space = self.space.rebased(request.knobs)
         is_baseline = point_id == self.baseline_id
         self.visits_since_baseline = 0 if is_baseline else self.visits_since_baseline + 1
 
@@ -123,6 +131,7 @@ class SweepState:
         group = self.records.setdefault(record.point_id, [])
         group.append(record)
         self._gathered = None
+        self.num_records += 1
         if len(self.records) == 1 and len(group) == 1:
             self.opened_s = self.active_s
         if record.gradients and not self.gradients:
@@ -139,10 +148,11 @@ class SweepState:
 
     def _learn_gradients(self, gradients: tuple[GradientTensor, ...]) -> None:
         self.gradients = gradients
+        self.effects = Effects(gradients)
         sent = gradient_bytes(gradients, self.space.baseline["overlap.comm_dtype"])
         self.space = self.space.resolved(sent)
         for request in self.requests.values():
-            key = effect_key(request.knobs, gradients)
+            key = self.effects.key(request.knobs)
             self._by_effect.setdefault(key, request.replicate_of or request.id)
 
     def _fold_dead(self, event: JournalEvent) -> None:
@@ -214,7 +224,7 @@ class SweepState:
         """Returns the id of a started point that comes to the same thing."""
         if not self.gradients:
             return None
-        return self._by_effect.get(effect_key(knobs, self.gradients))
+        return self._by_effect.get(self.effects.key(knobs))
 
     def ruled_out(self, knobs: Knobs) -> tuple[str, str] | None:
         """Returns id and reason of what makes a trial of this point pointless."""

@@ -48,10 +48,7 @@ def revisit(
 
 
 def slice_visit(state: SweepState, rules: Rules, knobs: Knobs, reason: str) -> Request:
-    """Returns a visit of a slice, of a point that may or may not have been measured before."""
-    known = state.point_at(knobs)
-    if known:
-        return revisit(state, rules, known, reason, Purpose.SLICE)
+    """Returns the first visit of a point that is no trial: a value of a slice, or a knee."""
     own = [
         request
         for request in state.requests.values()

@@ -1,0 +1,71 @@
+"""Out of memory as a boundary; points that come to the same thing."""
+
+from typing import Any
+
+import pytest
+
+from lf_ray.search.plan.boundary import Effects, dominated
+from lf_ray.testing.objectives import BASELINE_KNOBS, layer_gradients
+
+
+def knobs(**changed: Any) -> dict[str, Any]:
+    return {**BASELINE_KNOBS, **{name.replace("__", "."): value for name, value in changed.items()}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "ruled_out"),
+    [
+        ({"batch__per_gpu": 16}, True),
+        ({"batch__per_gpu": 8}, True),
+        ({"batch__per_gpu": 6}, False),
+        ({"batch__per_gpu": 8, "batch__accumulation": 2}, True),
+        ({"batch__per_gpu": 4, "batch__accumulation": 4}, False),
+        ({"batch__per_gpu": 8, "overlap__ratio": 0.1, "data__workers": 3}, True),
+        ({"batch__per_gpu": 8, "graph__scope": "step"}, True),
+        ({"batch__per_gpu": 16, "memory__backend": "expandable"}, False),
+    ],
+)
+def test_more_of_what_did_not_fit_does_not_fit(changed: dict[str, Any], ruled_out: bool) -> None:
+    assert dominated(knobs(**changed), knobs(batch__per_gpu=8), "oom") is ruled_out
+
+
+def test_a_captured_point_says_nothing_of_an_eager_one() -> None:
+    captured = knobs(batch__per_gpu=8, graph__scope="step")
+    assert not dominated(knobs(batch__per_gpu=8), captured, "oom")
+
+
+def test_without_a_compiler_no_arena_can_be_built() -> None:
+    first = knobs(memory__backend="arena", memory__block_sizes="1-2")
+    second = knobs(memory__backend="arena", memory__block_sizes="2-4", batch__per_gpu=2)
+    assert dominated(second, first, "compiler")
+    assert not dominated(knobs(), first, "compiler")
+
+
+def test_other_reasons_rule_out_the_point_alone() -> None:
+    assert dominated(knobs(), knobs(), "capture")
+    assert not dominated(knobs(overlap__ratio=0.9), knobs(), "capture")
+
+
+def test_host_memory_counts_loader_processes() -> None:
+    assert dominated(knobs(data__workers=4), knobs(data__workers=2), "host_memory")
+    assert not dominated(knobs(data__workers=1), knobs(data__workers=2), "host_memory")
+
+
+def test_settings_that_send_the_same_messages_are_one() -> None:
+    effects = Effects(layer_gradients(4))
+    one_bucket = [effects.key(knobs(overlap__bucket_size_mb=size)) for size in (16.0, 64.0)]
+    assert len(set(one_bucket)) == 1
+    ratios = {
+        effects.key(knobs(overlap__bucket_size_mb=64.0, overlap__ratio=ratio / 10))
+        for ratio in range(11)
+    }
+    assert len(ratios) == 2
+    halves = effects.key(knobs(overlap__bucket_size_mb=2.5))
+    assert halves not in one_bucket
+    assert effects.key(knobs(batch__per_gpu=8)) != effects.key(knobs())
+
+
+def test_before_the_baseline_only_equal_knobs_are_the_same() -> None:
+    effects = Effects()
+    assert effects.key(knobs(overlap__bucket_size_mb=64.0)) != effects.key(knobs())
+    assert effects.key(knobs()) == effects.key(knobs())
