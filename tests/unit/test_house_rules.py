@@ -15,7 +15,7 @@ SOURCES = sorted(
 DOORS = {
     "hydra": {"lf_ray/compose.py"},
     "omegaconf": {"lf_ray/compose.py"},
-    "optuna": {"lf_ray/search/searcher.py", "lf_ray/bench/peers.py"},
+    "optuna": {"lf_ray/search/samplers/optuna_study.py", "lf_ray/bench/peers.py"},
     "ray.tune": {
         "lf_ray/search/sweep.py",
         "lf_ray/search/searcher.py",

@@ -8,7 +8,7 @@ import pytest
 from lf_ray.compose import compose
 from lf_ray.errors import ConfigError, MachineError
 from lf_ray.machine import Machine
-from lf_ray.search.preflight import check_folder, check_machine, describe_versions
+from lf_ray.search.start.preflight import check_folder, check_machine, describe_versions
 
 LAPTOP = Machine(num_cores=2, memory_bytes=2**34, shm_bytes=2**33)
 BOX = Machine(num_cores=96, memory_bytes=2**40, shm_bytes=2**39, gpus=("NVIDIA H200",) * 8)

@@ -1,0 +1,317 @@
+"""`python sweeps/NAME.py`: from the command line to the answer and the exit code.
+
+One order for every sweep: settings, what can be refused, data, journal, groups, search, answer.
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lf_ray.analysis.answer import Answer
+from lf_ray.analysis.report.folder import write_result
+from lf_ray.analysis.report.words import sentences
+from lf_ray.clock import Clock, SystemClock
+from lf_ray.compose import as_nested, compose, from_nested
+from lf_ray.errors import ConfigError, LfRayError, RecordError, four_parts
+from lf_ray.launch import Launch
+from lf_ray.machine import Machine, detect, gpus_usable
+from lf_ray.record.events import JournalEvent
+from lf_ray.record.journal import Journal, read_journal
+from lf_ray.record.mlflow_sink import MlflowSink, check_uri
+from lf_ray.search.conductor import Conductor, Observer
+from lf_ray.search.display import Display
+from lf_ray.search.plan.decisions import Stop, rules_of
+from lf_ray.search.planner import Planner
+from lf_ray.search.samplers.optuna_study import StudyFile
+from lf_ray.search.samplers.plain import proposer_of
+from lf_ray.search.space import Literal, Space, space_from_literal
+from lf_ray.search.start.lineage import resume_changes, source_hash
+from lf_ray.search.start.preflight import check_folder, check_machine, describe_versions
+from lf_ray.search.sweep import Interruption, run_on_tune
+from lf_ray.settings import SweepConfig, knobs_of
+
+EXIT_REFUSED = 2
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """A sweep whose journal is open.
+
+    Attributes:
+        header: the payload of the journal's first event.
+        events: those of the sweep that is resumed; empty for a new one.
+    """
+
+    config: SweepConfig
+    space: Space
+    folder: Path
+    journal: Journal
+    header: Mapping[str, Any]
+    events: tuple[JournalEvent, ...]
+
+
+def run_sweep(
+    name: str,
+    literal: Literal,
+    argv: Sequence[str],
+    launch: Launch,
+    *,
+    about: str = "",
+    machine: Machine | None = None,
+    clock: Clock | None = None,
+) -> int:
+    """Runs a sweep from its command line to its answer, and returns the exit code.
+
+    Args:
+        name: of the sweep: its result folder's and MLflow experiment's.
+        literal: what varies.
+        argv: overrides, without the program's name.
+        launch: where trials run and what they train on.
+        about: the script's own words, for --help.
+        machine: what there is; detected when None.
+        clock: dates and durations; the machine's own when None.
+    """
+    if any(word in ("-h", "--help") for word in argv):
+        _print_help(name, about)
+        return 0
+    machine, clock = machine or detect(), clock or SystemClock()
+    with ExitStack() as stack:
+        try:
+            opened = _open(name, literal, argv, launch, machine, clock)
+        except LfRayError as error:
+            sys.stderr.write(f"{error}\n")
+            return EXIT_REFUSED
+        stack.enter_context(opened.journal)
+        try:
+            return _run(opened, launch, clock)
+        except LfRayError as error:
+            sys.stderr.write(f"{error}\n")
+            return 1
+
+
+def _open(
+    name: str,
+    literal: Literal,
+    argv: Sequence[str],
+    launch: Launch,
+    machine: Machine,
+    clock: Clock,
+) -> Opened:
+    config = compose(name, argv, machine)
+    check_uri(config.tracking.uri)
+    check_machine(config, machine, gpus_usable)
+    space = space_from_literal(literal, knobs_of(config))
+    output = check_folder(config.output.dir, "output.dir")
+    data_id = launch.prepare_data(config)
+    header = _header(config, space, machine, data_id)
+    if config.resume is not None:
+        return _resumed(config, space, output / name / config.resume, header, clock)
+    folder = _new_folder(output / name, clock)
+    header["id"] = folder.name
+    journal = Journal(folder / "journal.jsonl", clock)
+    return Opened(
+        config=config, space=space, folder=folder, journal=journal, header=header, events=()
+    )
+
+
+def _run(opened: Opened, launch: Launch, clock: Clock) -> int:
+    _log_to(opened.folder / "sweep.log")
+    config = opened.config
+    display = Display(sys.stdout, clock)
+    sink = MlflowSink(config.tracking.uri, opened.folder)
+    observers: list[Observer] = [StudyFile(opened.folder / "study.db", opened.space), sink, display]
+    with (
+        Interruption().armed() as interruption,
+        display,
+        launch.open_groups(config, opened.folder) as groups,
+    ):
+        planner = Planner(
+            opened.space,
+            rules_of(config, num_groups=groups.num_groups),
+            proposer_of(config.sweep.sampler),
+        )
+        conductor = Conductor(planner, opened.journal, observers, clock)
+        conductor.begin(opened.header, opened.events)
+        stop = run_on_tune(
+            conductor,
+            groups.trainable,
+            opened.folder,
+            num_groups=groups.num_groups,
+            resources=groups.resources,
+            interruption=interruption,
+        )
+    answer = _answer(opened, sink)
+    _print_end(opened, stop, answer, sink, groups.left_over)
+    return stop.exit_code or answer.exit_code
+
+
+def _answer(opened: Opened, sink: MlflowSink) -> Answer:
+    history = read_journal(opened.journal.path)
+    answer = write_result(opened.folder, history, mlflow=sink.names())
+    sink.add_result(answer, opened.folder)
+    sink.close()
+    return answer
+
+
+def _header(config: SweepConfig, space: Space, machine: Machine, data_id: str) -> dict[str, Any]:
+    return {
+        "id": "",
+        "name": config.name,
+        "config": as_nested(config),
+        "space": space.to_plain(),
+        "space_hash": space.fingerprint,
+        "baseline_knobs": dict(space.baseline),
+        "machine": {
+            "label": machine.label,
+            "gpus": list(machine.gpus),
+            "num_cores": machine.num_cores,
+            "memory_bytes": machine.memory_bytes,
+            "driver": machine.driver,
+        },
+        "versions": {**describe_versions(), "source": source_hash()},
+        "data_id": data_id,
+        "seed": config.sweep.seed,
+    }
+
+
+def _new_folder(parent: Path, clock: Clock) -> Path:
+    """Returns a fresh result folder, named after the date so that ids sort."""
+    stamp = datetime.fromtimestamp(clock.wall_s(), UTC).strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        folder = parent / f"{stamp}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return folder
+    raise RecordError(
+        four_parts(
+            "making a result folder",
+            "each sweep has its own",
+            f"a hundred of the same second in {parent}",
+            "Give another output.dir.",
+        )
+    )
+
+
+def _resumed(
+    config: SweepConfig, space: Space, folder: Path, header: dict[str, Any], clock: Clock
+) -> Opened:
+    path = folder / "journal.jsonl"
+    if not path.is_file():
+        known = sorted(item.parent.name for item in folder.parent.glob("*/journal.jsonl"))
+        raise ConfigError(
+            four_parts(
+                "resuming a sweep",
+                f"resume=ID names a folder in {folder.parent}",
+                str(config.resume),
+                f"There are: {', '.join(known[-5:]) or 'none'}.",
+            )
+        )
+    history = read_journal(path)
+    changes = resume_changes(history, header, space)
+    if changes and not config.sweep.new_lineage:
+        raise ConfigError(
+            four_parts(
+                f"resuming sweep {config.resume}",
+                "space, model, data and code must be those that it began with",
+                "; ".join(changes),
+                "Start a new sweep, or give sweep.new_lineage=true to go on as a new one.",
+            )
+        )
+    if changes:
+        return _lineage(config, space, folder, header, changes, clock)
+    return Opened(
+        config=_continued(from_nested(dict(history.header.config)), config),
+        space=space,
+        folder=folder,
+        journal=Journal(path, clock),
+        header={**header, "id": folder.name, "config": history.header.config},
+        events=history.events,
+    )
+
+
+def _continued(began: SweepConfig, now: SweepConfig) -> SweepConfig:
+    """Returns what a sweep began with, with what may change when it goes on."""
+    limits = {
+        "trials": now.sweep.trials or began.sweep.trials,
+        "minutes": now.sweep.minutes or began.sweep.minutes,
+    }
+    return replace(
+        began,
+        sweep=replace(began.sweep, **limits),
+        output=now.output,
+        tracking=now.tracking,
+        resume=now.resume,
+    )
+
+
+def _lineage(
+    config: SweepConfig,
+    space: Space,
+    folder: Path,
+    header: dict[str, Any],
+    changes: Sequence[str],
+    clock: Clock,
+) -> Opened:
+    """Returns a new sweep that says which one it follows."""
+    new = _new_folder(folder.parent, clock)
+    sys.stdout.write(f"A new sweep, {new.name}, follows {folder.name}: {'; '.join(changes)}\n")
+    return Opened(
+        config=config,
+        space=space,
+        folder=new,
+        journal=Journal(new / "journal.jsonl", clock),
+        header={**header, "id": new.name},
+        events=(),
+    )
+
+
+def _log_to(path: Path) -> None:
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("lf_ray")
+    for old in list(logger.handlers):
+        logger.removeHandler(old)
+        old.close()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def _print_end(
+    opened: Opened, stop: Stop, answer: Answer, sink: MlflowSink, left_over: Sequence[str]
+) -> None:
+    lines = ["", *sentences(answer), ""]
+    lines.append(f"Stopped because: {stop.reason}.")
+    lines += [f"Had to be ended by force: {item}" for item in left_over]
+    lines += [f"MLflow: {item}" for item in sink.warnings()]
+    report = opened.folder / "report.html"
+    lines.append(f"Report:  {report}")
+    lines.append(f"Compare: mlflow ui --backend-store-uri {opened.config.tracking.uri}")
+    lines.append(f"Next:    python -m lf_ray.train --config {opened.folder / 'best.yaml'}")
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def _print_help(name: str, about: str) -> None:
+    parser = argparse.ArgumentParser(
+        prog=f"python sweeps/{name}.py",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=(
+            f"example: python sweeps/{name}.py model=nano sweep.trials=12 sweep.seed=1\n"
+            "Overrides are group=option and key=value; README lists them, "
+            "lf_ray/settings.py describes each."
+        ),
+    )
+    parser.add_argument("overrides", nargs="*", help="group=option or key=value")
+    parser.add_argument("--config", help="a best.yaml to start the baseline from")
+    parser.print_help()

@@ -1,0 +1,1 @@
+"""What happens before a sweep begins: what is refused, and what is gone on with."""
