@@ -1,27 +1,31 @@
-"""The real parts of a sweep: data from disk, Ray on this machine, one warm group of workers."""
+"""What a sweep script hands to search: how its data is checked and its groups are opened.
 
-from collections.abc import Iterator
+The driver's side only: no torch here, and nothing that imports it.
+"""
+
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import ray
-from ray import tune
 
-from lf_ray.data.batches.training_set import open_training_set
+from lf_ray.data.batches.opening import open_training_set
 from lf_ray.data.check import check_dataset, raise_problems
 from lf_ray.launch import Groups, Launch
-from lf_ray.settings import SweepConfig
+from lf_ray.settings import SweepConfig, knobs_of
 from lf_ray.trial.cluster import start_cluster, stop_cluster
+from lf_ray.trial.ranks.contracts import WorkerSession
 from lf_ray.trial.ranks.serve import ServeSettings
-from lf_ray.trial.runner import HEAD_ONLY, TrialRunner
-from lf_ray.trial.workers import GroupPlan, close_owner, start_owner
+from lf_ray.trial.runner import HEAD_ONLY, bound_to
+from lf_ray.trial.workers import GroupPlan, Place, close_owner, native_session, start_owner
 
 
 def prepare_data(config: SweepConfig) -> str:
-    """Checks what is trained on, renders the sample set if that is asked for, returns its id.
+    """Checks what is trained on, renders the sample set where that is the source; returns its id.
 
     Raises:
-        DataError: it can't be trained on; every reason in one message.
+        DataError: the data can't be trained on.
     """
     raise_problems(check_dataset(config.data, config.model))
     if config.data.source == "synthetic":
@@ -30,32 +34,39 @@ def prepare_data(config: SweepConfig) -> str:
 
 
 @contextmanager
-def open_groups(config: SweepConfig, folder: Path) -> Iterator[Groups]:
-    """Starts Ray and one warm group, and leaves neither behind.
+def open_groups(
+    config: SweepConfig,
+    folder: Path,
+    make_session: Callable[[Place], WorkerSession] = native_session,
+) -> Iterator[Groups]:
+    """Starts Ray and the groups, which come up while search prepares; ends them on the way out.
 
-    Raises:
-        MachineError: Ray does not start.
+    Args:
+        config: workers and device filled in; its knobs are the baseline's.
+        folder: of the sweep; Ray's talk goes to <folder>/ray.
+        make_session: what each rank trains with.
     """
+    cluster = start_cluster(config, folder / "ray")
     left_over: list[str] = []
-    cluster = start_cluster(config, folder)
+    owners: list[Any] = []
     try:
         plan = GroupPlan(
             config=config,
-            folder=folder / "train",
+            folder=folder / "ray",
+            make_session=make_session,
             serve=ServeSettings(gate_steps=config.measure.gate_steps),
         )
-        owner = start_owner(plan)
-        try:
-            yield Groups(
-                trainable=tune.with_parameters(TrialRunner, owners=[owner]),
-                num_groups=1,
-                resources=HEAD_ONLY,
-                left_over=left_over,
-            )
-        finally:
-            if ray.is_initialized():
-                close_owner(owner)
+        owners = [start_owner(plan)]
+        ray.get([owner.prepare.remote(knobs_of(config)) for owner in owners])
+        yield Groups(
+            trainable=bound_to(owners),
+            num_groups=len(owners),
+            resources=HEAD_ONLY,
+            left_over=left_over,
+        )
     finally:
+        for owner in owners:
+            close_owner(owner)
         left_over += stop_cluster(cluster)
 
 

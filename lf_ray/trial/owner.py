@@ -96,15 +96,18 @@ class GroupOwner(Hub):
                 self._note(record.outcome, f"attempt {attempt}")
             return self._complete(record, attempt, restart_s, requested_s)
 
+    async def submit_if_free(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Runs a request unless another one is under way; returns its record and `gave_up`."""
+        if self._one.locked():
+            return None
+        record = await self.submit(request)
+        return {"record": record, "gave_up": self.group.gave_up}
+
     async def prepare(self, knobs: Knobs) -> None:
         """Begins to start the group before the first request is there."""
         self._tend()
         if self.group.state is State.COLD and not self.closed:
             self._start(knobs, "started ahead of the first request")
-
-    async def given_up(self) -> str:
-        """Returns why no further request should be tried; empty while it should."""
-        return self.group.gave_up
 
     async def state(self) -> dict[str, Any]:
         """Returns where the group stands and how it got there."""
@@ -179,12 +182,13 @@ class GroupOwner(Hub):
         self.launcher.start(self.group.incarnation, knobs)
 
     async def _stop(self, reason: str) -> None:
-        running = self.group.state not in (State.COLD, State.DEAD)
+        """Ends the group: ranks that wait for work leave in order, others are ended."""
+        waiting = self.group.state in (State.READY, State.RESETTING)
         incarnation, members = self.group.incarnation, self.box.members
         self.group.apply(Event.STOP, reason)
         self.dismiss()
         ends_s = self.clock.monotonic_s() + LEAVE_S
-        while running and self.launcher.ended(incarnation) is None:
+        while waiting and self.launcher.ended(incarnation) is None:
             if self.clock.monotonic_s() > ends_s:
                 break
             await asyncio.sleep(TICK_S)

@@ -4,7 +4,8 @@ It holds no model and no worker, only the owner's handle, so that Tune can reuse
 """
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -18,30 +19,29 @@ HEAD_ONLY: Mapping[str, float] = {"node:__internal_head__": 0.001}
 refused on a cluster that is there already; no resource at all is refused by Tune.)"""
 
 
+_BUSY_S = 0.02
+
+
+def bound_to(owners: Sequence[Any]) -> Any:
+    """Returns the trainable with the handles of the groups' owners."""
+    return tune.with_parameters(TrialRunner, owners=list(owners))
+
+
 class TrialRunner(tune.Trainable):  # type: ignore[misc]  # Ray has no types
-    """Runs the request in `config["request"]` (JSON) on one of the groups in `config["owners"]`.
+    """Runs the request in `config["request"]` (JSON) on whichever group is free.
 
     One result a trial: `record` (JSON), `outcome`, `throughput` (samples a second; 0 without a
     measurement), `gave_up` (why no further trial should be tried; else empty) and `done`.
     """
 
-    def setup(self, config: dict[str, Any], owners: Any = None) -> None:
-        """Takes the owners' handles, given by `tune.with_parameters` or in the config."""
-        self._owners = list(owners if owners is not None else config["owners"])
+    def setup(self, config: dict[str, Any], owners: Any) -> None:
+        """Takes the owners' handles, given by `bound_to`."""
+        self._owners = list(owners)
 
     def step(self) -> dict[str, Any]:
         """Submits the trial's request and waits; a failed trial is a result, not an error."""
         request = TrialRequest.from_json(json.loads(self.config["request"]))
-        owner = self._owners[int(self.config.get("group", 0)) % len(self._owners)]
-        try:
-            record = TrialRecord.from_json(ray.get(owner.submit.remote(request.to_json())))
-            gave_up = str(ray.get(owner.given_up.remote()))
-        except ray.exceptions.RayError as error:
-            record = TrialRecord(
-                request=request,
-                outcome=lost("owner_lost", f"the group's owner is gone: {error}"),
-            )
-            gave_up = record.outcome.reason
+        record, gave_up = self._record(request)
         rate = record.throughput_samples_per_s
         return {
             "record": json.dumps(record.to_json()),
@@ -50,6 +50,21 @@ class TrialRunner(tune.Trainable):  # type: ignore[misc]  # Ray has no types
             "gave_up": gave_up,
             "done": True,
         }
+
+    def _record(self, request: TrialRequest) -> tuple[TrialRecord, str]:
+        """Returns a record from the first free owner; of lost owners only if all are lost."""
+        while self._owners:
+            for owner in list(self._owners):
+                try:
+                    answer = ray.get(owner.submit_if_free.remote(request.to_json()))
+                except ray.exceptions.RayActorError as error:
+                    self._owners.remove(owner)
+                    reason = f"the group's owner is gone: {type(error).__name__}: {error}"
+                    continue
+                if answer is not None:
+                    return TrialRecord.from_json(answer["record"]), answer["gave_up"]
+            time.sleep(_BUSY_S)
+        return TrialRecord(request=request, outcome=lost("owner_lost", reason)), reason
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Takes the next trial's config; there is nothing else to reset here."""

@@ -21,14 +21,14 @@ from lf_ray.protocol import (
     TrialRecord,
     TrialRequest,
 )
-from lf_ray.trial.contracts import Control, Watch, WorkerSession
 from lf_ray.trial.faults.outcomes import (
     ErrorReport,
     divergence,
     error_report,
     outcome_of_errors,
 )
-from lf_ray.trial.ledger import Ledger
+from lf_ray.trial.ranks.contracts import Control, Watch, WorkerSession
+from lf_ray.trial.ranks.ledger import Ledger
 
 BLOCK_S = 0.75
 """Ranks talk once a block: rarely enough to cost nothing, often enough to stop in time."""

@@ -17,11 +17,11 @@ import ray
 from lf_ray.clock import SystemClock
 from lf_ray.protocol import Knobs, TrialOutcome
 from lf_ray.settings import SweepConfig, with_knobs
-from lf_ray.trial.contracts import WorkerSession
 from lf_ray.trial.faults.leftovers import end_marked, process_state
 from lf_ray.trial.faults.outcomes import PEER_LOST, error_kind, lost
 from lf_ray.trial.group import Policy
 from lf_ray.trial.owner import GroupOwner
+from lf_ray.trial.ranks.contracts import WorkerSession
 from lf_ray.trial.ranks.serve import Order, ServeSettings, serve
 
 GROUP_MARK = "LF_RAY_GROUP"

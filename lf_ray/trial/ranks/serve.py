@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from lf_ray.clock import Clock
 from lf_ray.protocol import TrialOutcome, TrialRequest
-from lf_ray.trial.contracts import Control, WorkerSession
 from lf_ray.trial.faults.deadlines import Standing, standing
 from lf_ray.trial.faults.outcomes import ErrorReport, error_report
+from lf_ray.trial.ranks.contracts import Control, WorkerSession
 from lf_ray.trial.visit import BLOCK_S, Bench, VisitSettings, agree, run_visit
 
 IDLE = "idle"
