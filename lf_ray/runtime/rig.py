@@ -15,7 +15,7 @@ from lf_ray.runtime.overlap import GradientReducer, NoCollective, ready_order
 from lf_ray.runtime.steps.laps import NoLaps
 from lf_ray.runtime.steps.train_step import StepInputs, TrainStep, requires_backward
 from lf_ray.runtime.update.flat import FlatParameters, gradient_tensors
-from lf_ray.runtime.update.optimizer import FlatAdamW
+from lf_ray.runtime.update.optimizer import step_optimizer
 from lf_ray.settings import TrainSettings
 
 
@@ -39,7 +39,7 @@ class Rig:
         named = self._ready_parameters(inputs)
         self.gradients: tuple[GradientTensor, ...] = gradient_tensors(named)
         self.flat = FlatParameters(named)
-        self.optimizer = FlatAdamW(self.flat, settings)
+        self.optimizer = step_optimizer(self.flat, settings)
         self.reducer = GradientReducer(self.flat)
         self.train_step = TrainStep(
             model,

@@ -7,7 +7,7 @@ gradients themselves.
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,10 @@ from lf_ray.runtime.readings.communication_cost import CommunicationCost
 from lf_ray.runtime.readings.memory_levels import check_level, held_level, memory_bytes
 from lf_ray.runtime.readings.settings_in_force import settings_in_force
 from lf_ray.runtime.rig import Rig
+from lf_ray.runtime.running_trial import Equipment, RunningTrial
 from lf_ray.runtime.steps.feed import Feed, FeedKey
-from lf_ray.runtime.steps.laps import HostLaps, Laps, NoLaps
-from lf_ray.runtime.steps.order import PipelinedOrder, PlainOrder, StepOrder
+from lf_ray.runtime.steps.lane import lane_on
+from lf_ray.runtime.steps.laps import NoLaps
 from lf_ray.runtime.trial_plan import TrialPlan, feed_key, trial_plan
 from lf_ray.settings import GraphScope, SweepConfig
 
@@ -39,6 +40,9 @@ class Session:
         work_group: process group that gradients go through; None for a single rank.
         control_group: process group for digests; None for a single rank.
         parts: model, loader and collective; None takes the real ones.
+
+    Attributes:
+        costs_s: what the current trial has spent apart from its steps, by name.
     """
 
     def __init__(
@@ -57,26 +61,30 @@ class Session:
         self._device = torch.device(device)
         self._work_group, self._control_group = work_group, control_group
         self._parts = parts or Parts()
+        self._lane = lane_on(self._device)
         self._model = self._parts.model(config, self._device)
         self._model.train()
         self._collective = self._parts.collective(work_group, self._device)
-        self._costs = CommunicationCost(work_group, control_group, self._device)
+        self._comm_cost = CommunicationCost(work_group, control_group, self._device)
+        self._graph_pool: Any = None
+        if self._device.type == "cuda":
+            self._graph_pool = torch.cuda.graph_pool_handle()
         self._feed: Feed | None = None
         self._rig: Rig | None = None
         self._watch: NumericsWatch | None = None
-        self._plan: TrialPlan | None = None
-        self._order: StepOrder | None = None
-        self._laps: Laps = HostLaps()
+        self._trial: RunningTrial | None = None
         self._level: dict[str, float] | None = None
-        self._step = 0
-        self._walls_s: list[float] = []
-        self.lr: list[float] = []
         self.costs_s: dict[str, float] = {}
 
     @property
     def samples_per_step(self) -> int:
         """Returns the samples over all ranks that one step consumes."""
-        return self._plan.global_batch if self._plan is not None else 0
+        return self._trial.plan.global_batch if self._trial is not None else 0
+
+    @property
+    def lr(self) -> Sequence[float]:
+        """Returns the learning rate of each step since `prepare`."""
+        return self._trial.lr if self._trial is not None else ()
 
     @property
     def gradients(self) -> tuple[GradientTensor, ...]:
@@ -96,17 +104,17 @@ class Session:
             ConfigError: the knobs can't be used together.
         """
         self.costs_s = {}
-        feed = self._feed_for(feed_key(self._config, request), request)
-        rig = self._rig_on(feed)
-        frozen = rig.is_prefix_frozen
-        plan = trial_plan(self._config, request, rig.gradients, frozen_prefix=frozen)
-        rig.reducer.use(plan.buckets, plan.num_leading, self._collective)
-        self._plan = plan
-        order = PipelinedOrder if plan.pipelined else PlainOrder
-        self._order = order(rig.train_step, feed, rig.dropout)
-        self._start_over()
+        self._drop_trial()
+        with self._lane.active():
+            feed = self._feed_for(feed_key(self._config, request), request)
+            tools = self._equipment_on(feed)
+            rig = tools.rig
+            plan = trial_plan(
+                self._config, request, rig.gradients, frozen_prefix=rig.is_prefix_frozen
+            )
+            self._trial = RunningTrial(plan, tools, self._graph_pool)
         effective = plan.effective()
-        effective["graph"] = "off" if plan.scope is GraphScope.off else "emulated"
+        effective["graph"] = self._graph_word(plan)
         effective.update(settings_in_force(plan.config, self._device))
         return effective
 
@@ -116,29 +124,35 @@ class Session:
         Raises:
             torch.OutOfMemoryError: the batch does not fit.
         """
-        rig, feed, plan = self._prepared()
-        inputs, _ = feed.next(0, NoLaps())
-        rig.rehearse(inputs)
-        del inputs
-        rig.reducer.use(plan.buckets, plan.num_leading, self._collective)
-        self._start_over()
+        with self._lane.active():
+            self._running().rehearse()
         if self._level is None:
             self._level = self._held()
 
     def capture(self) -> Mapping[str, float]:
-        """Captures the step where the request asks for it; returns its metrics."""
-        return {}
+        """Captures the step where the request asks for it; returns its metrics.
+
+        Raises:
+            CaptureError: the step can't be captured; on a GPU the process must then be replaced.
+            torch.OutOfMemoryError: the graph does not fit.
+        """
+        trial = self._running()
+        if trial.plan.scope is GraphScope.off:
+            return {}
+        with self._lane.active():
+            metrics: Mapping[str, float] = self._charge("capture", trial.capture)
+        return metrics
 
     def run(self, num_steps: int) -> list[StepSample]:
         """Runs and times steps on this rank.
 
         The first step of a new batch shape takes the reference before it.
         """
-        _, _, plan = self._prepared()
-        watch = self._numerics()
-        if not watch.knows(plan.reference_key):
-            self._charge("reference", partial(self._take_reference, plan))
-        return [self._one_step() for _ in range(num_steps)]
+        trial = self._running()
+        with self._lane.active():
+            if not self._numerics().knows(trial.plan.reference_key):
+                self._charge("reference", partial(trial.take_reference, self._work_group))
+            return trial.run(num_steps)
 
     def gate(self) -> GateResult:
         """Compares the first steps with the reference's, over all ranks."""
@@ -149,14 +163,18 @@ class Session:
 
         Steps without communication leave ranks with different weights, so `reset` must follow.
         """
-        rig, _, plan = self._prepared()
+        trial = self._running()
         if self._num_ranks == 1:
             return {}
-        settled_s = self._walls_s[self._config.measure.gate_steps :]
-        metrics: Mapping[str, float] = self._charge(
-            "communication_cost",
-            lambda: self._costs.measure(plan, rig, self._collective, settled_s, self._bare_step),
+        measure = partial(
+            self._comm_cost.measure,
+            trial.plan,
+            trial.walls_s[self._config.measure.gate_steps :],
+            trial.send_all,
+            trial.without_communication,
         )
+        with self._lane.active():
+            metrics: Mapping[str, float] = self._charge("communication_cost", measure)
         return metrics
 
     def memory(self) -> Mapping[str, float]:
@@ -169,13 +187,16 @@ class Session:
         Raises:
             GroupError: memory did not come back to its level.
         """
-        self._order = None
+        self._drop_trial()
         if self._rig is not None:
             self._rig.reducer.release()
             self._rig.restore()
         if self._feed is not None:
             self._feed.rewind()
         gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._device)
         if self._level is None:
             return {}
         now = self._held()
@@ -184,12 +205,13 @@ class Session:
 
     def weights_checksum(self) -> int:
         """Returns a checksum over the bits of all fp32 masters."""
-        rig, _, _ = self._prepared()
-        return rig.weights_checksum()
+        assert self._rig is not None, "prepare comes first"
+        with self._lane.active():
+            return self._rig.weights_checksum()
 
     def close(self) -> None:
-        """Releases everything; safe to call twice."""
-        self._order = None
+        """Releases graphs, then everything else; safe to call twice."""
+        self._drop_trial()
         if self._rig is not None:
             self._rig.close()
         if self._feed is not None:
@@ -218,7 +240,7 @@ class Session:
         self._feed.loader.fill()
         return self._feed
 
-    def _rig_on(self, feed: Feed) -> Rig:
+    def _equipment_on(self, feed: Feed) -> Equipment:
         if self._rig is None:
             inputs, _ = feed.next(0, NoLaps())
             self._rig = Rig(self._model, inputs, self._config.train, num_ranks=self._num_ranks)
@@ -229,82 +251,27 @@ class Session:
                 num_ranks=self._num_ranks,
                 control_group=self._control_group,
             )
-        return self._rig
+        return Equipment(
+            self._rank, self._rig, feed, self._numerics(), self._collective, self._lane
+        )
 
-    def _prepared(self) -> tuple[Rig, Feed, TrialPlan]:
-        assert self._rig is not None, "prepare comes first"
-        assert self._feed is not None
-        assert self._plan is not None
-        return self._rig, self._feed, self._plan
+    def _running(self) -> RunningTrial:
+        assert self._trial is not None, "prepare comes first"
+        return self._trial
 
     def _numerics(self) -> NumericsWatch:
         assert self._watch is not None, "prepare comes first"
         return self._watch
 
-    def _start_over(self) -> None:
-        rig, feed, plan = self._prepared()
-        rig.restore()
-        feed.rewind()
-        self._step = 0
-        self._walls_s, self.lr = [], []
-        self._numerics().begin(plan.reference_key, plan.buckets)
+    def _drop_trial(self) -> None:
+        if self._trial is not None:
+            self._trial.release()
+        self._trial = None
 
-    def _one_step(self) -> StepSample:
-        rig, _, plan = self._prepared()
-        assert self._order is not None
-        watch, step = self._numerics(), self._step
-        began_s, spent_s = time.perf_counter(), watch.spent_s
-        lr = plan.schedule.lr(step)
-        rig.optimizer.set_inputs(lr, step + 1)
-        self._laps.start()
-        wait_s = self._order.run(step, self._laps, partial(watch.look, step))
-        reading = self._laps.stop()
-        device_s, phases_s = reading.read()
-        wall_s = time.perf_counter() - began_s - (watch.spent_s - spent_s)
-        self._step += 1
-        self._walls_s.append(wall_s)
-        self.lr.append(lr)
-        return StepSample(
-            step=step,
-            rank=self._rank,
-            wall_s=wall_s,
-            device_s=wall_s if self._device.type == "cpu" else device_s,
-            loss=float(rig.train_step.loss),
-            grad_norm=float(rig.optimizer.grad_norm),
-            wait_s=wait_s,
-            phases_s=phases_s,
-        )
-
-    def _take_reference(self, plan: TrialPlan) -> None:
-        rig, feed, _ = self._prepared()
-        watch = self._numerics()
-        rig.reducer.use(rig.whole_buffer, 0, self._collective)
-
-        def run_steps(before: Callable[[int], None], after: Callable[[int], None]) -> None:
-            rig.restore()
-            feed.rewind()
-            for step in range(watch.num_steps):
-                rig.optimizer.set_inputs(plan.schedule.lr(step), step + 1)
-                rig.dropout.manual_seed(feed.dropout_seed(step))
-                inputs, _ = feed.next(step, NoLaps())
-                features = rig.train_step.prefix(inputs.batches, NoLaps())
-                rig.train_step.forward_backward(features, inputs, NoLaps())
-                before(step)
-                rig.train_step.reduce(NoLaps())
-                probe = partial(after, step)
-                rig.train_step.update(inputs.num_micro_batches, NoLaps(), probe)
-
-        watch.take_reference(plan.reference_key, run_steps, self._work_group)
-        rig.reducer.use(plan.buckets, plan.num_leading, self._collective)
-        self._start_over()
-
-    def _bare_step(self) -> None:
-        """Runs the coming step without looking at it."""
-        rig, _, plan = self._prepared()
-        assert self._order is not None
-        rig.optimizer.set_inputs(plan.schedule.lr(self._step), self._step + 1)
-        self._order.run(self._step, NoLaps(), None)
-        self._step += 1
+    def _graph_word(self, plan: TrialPlan) -> str:
+        if plan.scope is GraphScope.off:
+            return "off"
+        return plan.scope.value if self._device.type == "cuda" else "emulated"
 
     def _held(self) -> dict[str, float]:
         assert self._feed is not None

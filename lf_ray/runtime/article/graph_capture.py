@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lf_ray.errors import CaptureError, four_parts
-from lf_ray.runtime.article.diagnosis import diagnose
 from lf_ray.runtime.article.replayed_loss import replayed_loss
-from lf_ray.runtime.article.static_inputs import StaticInputs, named_tensors, shapes_of
 from lf_ray.runtime.memory.pool import capture_room
+from lf_ray.runtime.steps.diagnosis import HostWaits, diagnose
+from lf_ray.runtime.steps.static_inputs import StaticInputs, named_tensors, shapes_of
 
 DEFAULT_WARMUP_STEPS = 3
 
@@ -205,7 +204,7 @@ class GraphCapture:
     def _record(self, graph: CapturedGraph) -> None:
         self._drop_gradients()
         if self._stream is None:
-            with _HostWaits():  # type: ignore[no-untyped-call]
+            with HostWaits():  # type: ignore[no-untyped-call]
                 self.forward_backward(graph.inputs.value)
             self._drop_gradients()
             return
@@ -279,19 +278,3 @@ def preallocate(optimizer: torch.optim.Optimizer) -> None:
         for state in optimizer.state[item].values():
             if isinstance(state, Tensor):
                 state.zero_()
-
-
-class _HostWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises where a GPU's capture would: the host reads a value, or a shape depends on one."""
-
-    _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero")
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        name = function.overloadpacket.__name__
-        if name.strip("_") in {item.strip("_") for item in self._WAITS}:
-            raise RuntimeError(
-                f"operation not permitted when stream is capturing (aten::{name}, emulated)"
-            )
-        return function(*args, **(kwargs or {}))

@@ -77,10 +77,18 @@ class NumericsWatch:
         """Starts to watch a trial."""
         self._trial = _Trial(key, buckets)
 
+    def wants(self, step: int) -> bool:
+        """Returns whether a step's digest is still to be taken."""
+        return self._trial is not None and len(self._trial.steps) == step < self.num_steps
+
     def look(self, step: int) -> None:
-        """Takes the digest of a step whose gradient is reduced; later steps are left alone."""
-        if self._trial is None or step != len(self._trial.steps) or step >= self.num_steps:
+        """Takes the digest of a step whose gradient is reduced; waits for the device.
+
+        Steps that are not wanted are left alone.
+        """
+        if not self.wants(step):
             return
+        assert self._trial is not None
         began_s = time.perf_counter()
         trial, rig = self._trial, self._rig
         reference = self._references[trial.key]

@@ -9,13 +9,12 @@ the step, T_comm once for a plan.
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from lf_ray.runtime.overlap import Collective, NoCollective
-from lf_ray.runtime.rig import Rig
 from lf_ray.runtime.trial_plan import TrialPlan
 
 _NUM_STEPS = 5
@@ -33,39 +32,29 @@ class CommunicationCost:
     def measure(
         self,
         plan: TrialPlan,
-        rig: Rig,
-        collective: Collective,
         step_s: Sequence[float],
-        run_step: Callable[[], None],
+        send_all: Callable[[], None],
+        bare_steps: Callable[[], AbstractContextManager[Callable[[], None]]],
     ) -> Mapping[str, float]:
         """Returns t_no_comm_s, t_comm_s and overlap_hidden; every rank must call it.
 
         Args:
             plan: of the trial that has just run.
-            rig: its buffers are sent, its reducer set aside and set back.
-            collective: what the trial sends through.
             step_s: settled wall times of this trial's steps on this rank.
-            run_step: runs one more step.
+            send_all: sends the plan's messages and waits for them.
+            bare_steps: yields what runs one more step without communication.
         """
         if plan.buckets not in self._comm_s:
-            self._comm_s[plan.buckets] = self._slowest(
-                lambda: self._send_all(plan, rig, collective)
-            )
+            self._comm_s[plan.buckets] = self._slowest(send_all)
         if plan.compute_key not in self._no_comm_s:
-            rig.reducer.use(plan.buckets, plan.num_leading, NoCollective())
-            self._no_comm_s[plan.compute_key] = self._slowest(run_step)
-            rig.reducer.use(plan.buckets, plan.num_leading, collective)
+            with bare_steps() as run_step:
+                self._no_comm_s[plan.compute_key] = self._slowest(run_step)
         comm_s, no_comm_s = self._comm_s[plan.buckets], self._no_comm_s[plan.compute_key]
         metrics = {"t_comm_s": comm_s, "t_no_comm_s": no_comm_s}
         slowest_s = self._over_ranks(statistics.median(step_s)) if step_s else None
         if slowest_s is not None and comm_s > 0:
             metrics["overlap_hidden"] = 1 - (slowest_s - no_comm_s) / comm_s
         return metrics
-
-    def _send_all(self, plan: TrialPlan, rig: Rig, collective: Collective) -> None:
-        for bucket in plan.buckets.buckets:
-            collective.start(rig.reducer.reduced_N[bucket.first : bucket.last])
-        collective.wait()
 
     def _slowest(self, action: Callable[[], None]) -> float:
         """Returns the median time of an action on the rank where it takes longest."""

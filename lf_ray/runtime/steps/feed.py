@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lf_ray.runtime.draws import step_seed
+from lf_ray.runtime.draws import Draws, step_seed
 from lf_ray.runtime.parts import Batch, Loader, Parts
 from lf_ray.runtime.steps.laps import Laps
 from lf_ray.runtime.steps.train_step import StepInputs
@@ -22,6 +22,15 @@ class FeedKey:
     seed: int
     batch_size: int
     accumulation: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostInputs:
+    """Batches of one step on the host, one a micro-batch."""
+
+    step: int
+    batches: list[Batch]
+    wait_s: float
 
 
 class Feed:
@@ -75,15 +84,39 @@ class Feed:
 
     def next(self, step: int, laps: Laps) -> tuple[StepInputs, float]:
         """Returns the inputs of a step and the seconds that were waited for its data."""
-        batches, wait_s = self._batches(step)
+        inputs = self.on_host(step)
         laps.lap("data_wait")
         on_device = [
             {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.items()}
-            for batch in batches
+            for batch in inputs.batches
         ]
-        inputs = StepInputs(on_device, self._draws(step))
+        draws = self.draws(step)
         laps.lap("host_to_device")
-        return inputs, wait_s
+        return StepInputs(on_device, draws), inputs.wait_s
+
+    def on_host(self, step: int) -> HostInputs:
+        """Returns the batches of a step as the loader gives them."""
+        if step < len(self._held):
+            return HostInputs(step, self._held[step], 0.0)
+        self._seek(step)
+        batches, waited_s = [], 0.0
+        for _ in range(self.key.accumulation):
+            batch, wait_s = self.loader.next()
+            batches.append(batch)
+            waited_s += wait_s
+        self._loader_step += 1
+        if step < self._num_held:
+            self._held.append(batches)
+        return HostInputs(step, batches, waited_s)
+
+    def draws(self, step: int) -> list[Draws]:
+        """Returns the draws of a step's micro-batches, on the device."""
+        return [
+            self._parts.draws(
+                self._draw_shapes, self._generator, self.key.seed, step, self._rank, micro_batch
+            )
+            for micro_batch in range(self.key.accumulation)
+        ]
 
     def dropout_seed(self, step: int) -> int:
         """Returns what the model's dropout generator is set to before a step."""
@@ -93,29 +126,6 @@ class Feed:
         """Ends the loader and lets go of the held batches."""
         self.loader.close()
         self._held.clear()
-
-    def _draws(self, step: int) -> list[dict[str, torch.Tensor]]:
-        return [
-            self._parts.draws(
-                self._draw_shapes, self._generator, self.key.seed, step, self._rank, micro_batch
-            )
-            for micro_batch in range(self.key.accumulation)
-        ]
-
-    def _batches(self, step: int) -> tuple[list[Batch], float]:
-        if step < len(self._held):
-            return self._held[step], 0.0
-        self._seek(step)
-        batches, waited_s = [], 0.0
-        for _ in range(self.key.accumulation):
-            batch, wait_s = self.loader.next()
-            batches.append(batch)
-            waited_s += wait_s
-        self._loader_step += 1
-        if step < self._num_held:
-            # The loader may use its buffers again.
-            self._held.append([{name: item.clone() for name, item in b.items()} for b in batches])
-        return batches, waited_s
 
     def _seek(self, step: int) -> None:
         if self._loader_step != step:

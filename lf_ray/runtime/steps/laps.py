@@ -1,7 +1,9 @@
-"""Where a step's time goes, on the host: one reading of the clock per phase."""
+"""Where a step's time goes: one reading of the clock, or one event on the stream, per phase."""
 
 import time
-from typing import Protocol
+from typing import Any, Protocol
+
+import torch
 
 
 class Reading(Protocol):
@@ -70,6 +72,58 @@ class HostLaps:
     def stop(self) -> HostReading:
         """Ends the step."""
         return HostReading(time.perf_counter() - self._began_s, self._phases_s)
+
+
+class DeviceLaps:
+    """Phases on the current CUDA stream.
+
+    Args:
+        in_graph: the events become part of the graph that is being captured; every replay records
+            them anew, so they are read before the next one.
+    """
+
+    def __init__(self, *, in_graph: bool = False) -> None:
+        self._in_graph = in_graph
+        self._events: list[tuple[str, Any]] = []
+
+    def start(self) -> None:
+        """Begins a step."""
+        self._events = [("", self._event())]
+
+    def lap(self, name: str) -> None:
+        """Ends the phase that ran since the last call, and names it."""
+        self._events.append((name, self._event()))
+
+    def skip(self) -> None:
+        """Leaves what ran since the last call out of the phases."""
+        self._events.append(("", self._event()))
+
+    def stop(self) -> "DeviceReading":
+        """Ends the step."""
+        return DeviceReading(self._events)
+
+    def _event(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True, external=self._in_graph)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+class DeviceReading:
+    """Times that are known when the last event has passed."""
+
+    def __init__(self, events: list[tuple[str, Any]]) -> None:
+        self._events = events
+
+    def read(self) -> tuple[float, dict[str, float]]:
+        """Returns the seconds of all phases together and of each; waits for the last event."""
+        phases_s: dict[str, float] = {}
+        if self._events:
+            self._events[-1][1].synchronize()
+        for (_, begin), (name, end) in zip(self._events, self._events[1:]):
+            if name:
+                seconds = begin.elapsed_time(end) / 1e3
+                phases_s[name] = phases_s.get(name, 0.0) + seconds
+        return sum(phases_s.values()), phases_s
 
 
 class NoLaps:

@@ -15,7 +15,7 @@ from lf_ray.runtime.draws import Draws
 from lf_ray.runtime.overlap import GradientReducer
 from lf_ray.runtime.parts import Batch, Features
 from lf_ray.runtime.steps.laps import Laps
-from lf_ray.runtime.update.optimizer import FlatAdamW
+from lf_ray.runtime.update.optimizer import StepOptimizer
 
 Probe = Callable[[], None]
 
@@ -46,7 +46,7 @@ class TrainStep:
         self,
         model: Any,
         reducer: GradientReducer,
-        optimizer: FlatAdamW,
+        optimizer: StepOptimizer,
         *,
         prefix_is_frozen: bool,
         num_ranks: int,
@@ -56,7 +56,7 @@ class TrainStep:
         self.optimizer = optimizer
         self.prefix_is_frozen = prefix_is_frozen
         self.num_ranks = num_ranks
-        self.loss = torch.zeros((), device=optimizer.lr.device)
+        self.loss = torch.zeros((), device=optimizer.grad_norm.device)
 
     def prefix(self, batches: list[Batch], laps: Laps) -> list[Features]:
         """Returns the features of every micro-batch."""
@@ -84,10 +84,10 @@ class TrainStep:
         laps.lap("exposed_comm")
 
     def update(self, num_micro_batches: int, laps: Laps, probe: Probe | None) -> None:
-        """Clips and updates; `probe` looks at the reduced gradient in between."""
+        """Clips and updates; `probe` looks at a gradient that the update is about to overwrite."""
         self.optimizer.clip(self.reducer.reduced_N, self.num_ranks * num_micro_batches)
         laps.lap("clip")
-        if probe is not None:
+        if probe is not None and self.optimizer.overwrites_gradient:
             probe()
             laps.skip()
         self.optimizer.update(self.reducer.reduced_N)

@@ -5,9 +5,12 @@ Learning rate and step count are tensors, so that a captured step reads them as 
 Shape suffix: N elements of the flat buffers.
 """
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
+from lf_ray.runtime.kernels import AdamWRule, FusedAdamW, NonFinite
 from lf_ray.runtime.update.flat import FlatParameters
 from lf_ray.settings import TrainSettings
 
@@ -15,13 +18,46 @@ from lf_ray.settings import TrainSettings
 _CLIP_EPS = 1e-6
 
 
+class StepOptimizer(Protocol):
+    """Updates the flat parameters of one rank.
+
+    Attributes:
+        overwrites_gradient: the reduced gradient is gone after `update`.
+    """
+
+    overwrites_gradient: bool
+
+    @property
+    def grad_norm(self) -> Tensor:
+        """Returns the norm of the mean gradient; known after `clip` or `update`."""
+        ...
+
+    def reset(self) -> None:
+        """Forgets all moments."""
+        ...
+
+    def set_inputs(self, lr: float, num_steps: int) -> None:
+        """Sets the rate and the step count (from 1) of the coming update."""
+        ...
+
+    def clip(self, grad_N: Tensor, num_summed: int) -> None:
+        """Takes the norm of a gradient that is a sum over ranks and micro-batches."""
+        ...
+
+    def update(self, grad_N: Tensor) -> None:
+        """Updates masters and weights."""
+        ...
+
+
 class FlatAdamW:
-    """The optimizer of one rank.
+    """The optimizer on a CPU: torch's fused AdamW on one flat tensor.
 
     Args:
         flat: what is updated.
         settings: betas, eps, weight decay and the norm to clip at.
     """
+
+    overwrites_gradient = True
 
     def __init__(self, flat: FlatParameters, settings: TrainSettings) -> None:
         device = flat.master_N.device
@@ -80,3 +116,53 @@ class FlatAdamW:
             found_inf=None,
         )
         self._flat.refresh_weights()
+
+
+class KernelAdamW:
+    """The optimizer on a GPU: the norm in one pass, everything else in a second one.
+
+    Args:
+        flat: what is updated.
+        settings: betas, eps, weight decay and the norm to clip at.
+    """
+
+    overwrites_gradient = False
+
+    def __init__(self, flat: FlatParameters, settings: TrainSettings) -> None:
+        rule = AdamWRule(
+            beta1=settings.beta1,
+            beta2=settings.beta2,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            clip_norm=settings.clip_norm,
+            nonfinite=NonFinite.propagate,
+        )
+        self._fused = FusedAdamW(flat.master_N, flat.weight_N, rule)
+
+    @property
+    def grad_norm(self) -> Tensor:
+        """Returns the norm of the mean gradient; known after `update`."""
+        return self._fused.norm_1
+
+    def reset(self) -> None:
+        """Forgets all moments."""
+        self._fused.reset()
+
+    def set_inputs(self, lr: float, num_steps: int) -> None:
+        """Sets the rate; the step count is on the device and goes up with every update."""
+        self._fused.lr_1.fill_(lr)
+
+    def clip(self, grad_N: Tensor, num_summed: int) -> None:
+        """Takes the sums of squares."""
+        self._fused.multiplier_1.fill_(1 / num_summed)
+        self._fused.add_norm(grad_N, 0)
+
+    def update(self, grad_N: Tensor) -> None:
+        """Updates masters, moments and weights; the gradient is only read."""
+        self._fused.apply(grad_N)
+
+
+def step_optimizer(flat: FlatParameters, settings: TrainSettings) -> StepOptimizer:
+    """Returns the optimizer that fits the parameters' device."""
+    kind = KernelAdamW if flat.master_N.device.type == "cuda" else FlatAdamW
+    return kind(flat, settings)

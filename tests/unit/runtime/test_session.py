@@ -24,7 +24,9 @@ def _session(parts: ToyParts | None = None) -> Session:
 def _trial(session: Session, knobs: dict[str, KnobValue] | None = None) -> tuple[Any, ...]:
     effective = session.prepare(toy_request(toy_config(1), knobs))
     session.rehearse()
-    samples = session.run(5)
+    samples = session.run(1)
+    session.capture()
+    samples += session.run(4)
     result = [s.loss for s in samples], [s.grad_norm for s in samples], session.weights_checksum()
     gate = session.gate()
     assert gate.passed, gate.reason

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lf_ray.errors import CaptureError
 from lf_ray.runtime import GraphCapture
-from lf_ray.runtime.article.diagnosis import diagnose
+from lf_ray.runtime.steps.diagnosis import diagnose
 
 
 class Regression(nn.Module):

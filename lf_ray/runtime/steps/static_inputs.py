@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lf_ray.errors import CaptureError
-from lf_ray.runtime.article.diagnosis import MISMATCH, capture_error
+from lf_ray.runtime.steps.diagnosis import MISMATCH, capture_error
 
 
 class StaticInputs:

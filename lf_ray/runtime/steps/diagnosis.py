@@ -2,6 +2,9 @@
 
 import traceback
 from dataclasses import dataclass
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lf_ray.errors import CaptureError, four_parts
 
@@ -55,6 +58,7 @@ MISMATCH = Diagnosis(
     cause="the input differs from the captured one",
     cure="Fix the shapes, pad variable lengths, or capture this shape as well.",
 )
+_NOT_THE_USERS = ("/torch/", "lf_ray/runtime/article", "lf_ray/runtime/steps")
 _OTHER = Diagnosis(
     title="capture failed",
     texts=(),
@@ -89,11 +93,26 @@ def line_of(error: BaseException) -> str:
     """Returns the innermost line outside of torch that raised: file, number and source."""
     frames = traceback.extract_tb(error.__traceback__)
     outside = [
-        frame
-        for frame in frames
-        if "/torch/" not in frame.filename and "lf_ray/runtime/article" not in frame.filename
+        frame for frame in frames if not any(part in frame.filename for part in _NOT_THE_USERS)
     ]
     if not outside:
         return ""
     frame = outside[-1]
     return f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} `{frame.line}`"
+
+
+class HostWaits(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises where a GPU's capture would: the host reads a value, or a shape depends on one."""
+
+    _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Runs an operation that a capture allows."""
+        name = function.overloadpacket.__name__
+        if name in self._WAITS:
+            raise RuntimeError(
+                f"operation not permitted when stream is capturing (aten::{name}, emulated)"
+            )
+        return function(*args, **(kwargs or {}))

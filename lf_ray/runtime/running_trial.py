@@ -1,0 +1,225 @@
+"""One trial on one rank: its steps from the first one on, eager or captured, timed and watched.
+
+Made by the session for each request and dropped with it; what outlives it is the rig, the feed,
+the stored references and the lane.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from lf_ray.protocol import StepSample
+from lf_ray.runtime.numerics.watch import NumericsWatch
+from lf_ray.runtime.overlap import Collective, NoCollective
+from lf_ray.runtime.rig import Rig
+from lf_ray.runtime.steps.feed import Feed
+from lf_ray.runtime.steps.lane import CudaLane, HostLane
+from lf_ray.runtime.steps.laps import NoLaps, Reading
+from lf_ray.runtime.steps.order import EagerOrder, StaticOrder, StepOrder
+from lf_ray.runtime.steps.step_graph import StepGraph
+from lf_ray.runtime.trial_plan import TrialPlan
+from lf_ray.settings import GraphScope
+
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What a rank's trials share."""
+
+    rank: int
+    rig: Rig
+    feed: Feed
+    watch: NumericsWatch
+    collective: Collective
+    lane: HostLane | CudaLane
+
+    @property
+    def device(self) -> torch.device:
+        """Returns where the model is."""
+        return self.rig.flat.grad_N.device
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step that was started; `inside_s` of it went into the gate's digest."""
+
+    step: int
+    begin: Any
+    end: Any
+    inside_s: float
+    place: int
+    reading: Reading
+    wait_s: float
+
+
+class RunningTrial:
+    """Runs a plan's steps.
+
+    Args:
+        graph_pool: memory that captured graphs share; None where nothing is captured.
+    """
+
+    def __init__(self, plan: TrialPlan, equipment: Equipment, graph_pool: Any) -> None:
+        self.plan = plan
+        self.lr: list[float] = []
+        self.walls_s: list[float] = []
+        self._equipment = equipment
+        self._graph_pool = graph_pool
+        self._order: StepOrder = self._eager_order()
+        self._begin: Any = None
+        self._step = 0
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Goes back to the state before the first step."""
+        tools = self._equipment
+        tools.rig.reducer.use(self.plan.buckets, self.plan.num_leading, tools.collective)
+        tools.rig.restore()
+        tools.feed.rewind()
+        tools.watch.begin(self.plan.reference_key, self.plan.buckets)
+        self._step = 0
+        self.lr.clear()
+        self.walls_s.clear()
+
+    def rehearse(self) -> None:
+        """Runs forward and backward on a batch, without communication."""
+        inputs, _ = self._equipment.feed.next(0, NoLaps())
+        self._equipment.rig.rehearse(inputs)
+        self.start_over()
+
+    def take_reference(self, work_group: Any) -> None:
+        """Runs the reference of this batch shape: whole fp32 buffer, after backward, eager."""
+        rig, feed, watch = self._equipment.rig, self._equipment.feed, self._equipment.watch
+        rig.reducer.use(rig.whole_buffer, 0, self._equipment.collective)
+
+        def run_steps(before: Callable[[int], None], after: Callable[[int], None]) -> None:
+            rig.restore()
+            feed.rewind()
+            for step in range(watch.num_steps):
+                rig.optimizer.set_inputs(self.plan.schedule.lr(step), step + 1)
+                rig.dropout.manual_seed(feed.dropout_seed(step))
+                inputs, _ = feed.next(step, NoLaps())
+                features = rig.train_step.prefix(inputs.batches, NoLaps())
+                rig.train_step.forward_backward(features, inputs, NoLaps())
+                before(step)
+                rig.train_step.reduce(NoLaps())
+                rig.train_step.update(inputs.num_micro_batches, NoLaps(), partial(after, step))
+                if not rig.optimizer.overwrites_gradient:
+                    after(step)
+
+        watch.take_reference(self.plan.reference_key, run_steps, work_group)
+        self.start_over()
+
+    def capture(self) -> dict[str, float]:
+        """Captures the step; steps that have run are run again, so that all are captured ones."""
+        num_done = self._step
+        self.release()
+        self._order, metrics = self._captured_order()
+        self.start_over()
+        for _ in range(num_done):
+            self._launch()
+        return metrics
+
+    def run(self, num_steps: int) -> list[StepSample]:
+        """Runs and times steps."""
+        self._begin = self._equipment.lane.mark()
+        samples: list[StepSample] = []
+        launched: _Launched | None = None
+        for _ in range(num_steps):
+            # One step late: reading a result must not keep the next step waiting.
+            previous, launched = launched, self._launch()
+            samples += [self._sample(previous)] if previous else []
+        samples += [self._sample(launched)] if launched else []
+        self.walls_s += [sample.wall_s for sample in samples]
+        # A graph's own events are recorded anew by each replay, so a block knows its last step's.
+        inside_s = self._order.phases_s()
+        if not inside_s:
+            return samples
+        return [replace(item, phases_s={**item.phases_s, **inside_s}) for item in samples]
+
+    def send_all(self) -> None:
+        """Sends the plan's messages with nothing beside them."""
+        reduced_N = self._equipment.rig.reducer.reduced_N
+        for bucket in self.plan.buckets.buckets:
+            self._equipment.collective.start(reduced_N[bucket.first : bucket.last])
+        self._equipment.collective.wait()
+
+    @contextmanager
+    def without_communication(self) -> Iterator[Callable[[], None]]:
+        """Yields what runs one more step of this trial in which nothing is sent."""
+        reducer = self._equipment.rig.reducer
+        reducer.use(self.plan.buckets, self.plan.num_leading, NoCollective())
+        if self.plan.scope is not GraphScope.off and self._equipment.device.type == "cuda":
+            self.release()
+            self._order, _ = self._captured_order()
+        try:
+            yield self._bare_step
+        finally:
+            reducer.use(self.plan.buckets, self.plan.num_leading, self._equipment.collective)
+
+    def release(self) -> None:
+        """Frees the graph; must happen before the process group goes."""
+        self._order.release()
+        self._order = self._eager_order()
+
+    def _eager_order(self) -> EagerOrder:
+        rig = self._equipment.rig
+        return EagerOrder(rig.train_step, self._equipment.feed, rig.dropout)
+
+    def _captured_order(self) -> tuple[StaticOrder, dict[str, float]]:
+        rig, feed = self._equipment.rig, self._equipment.feed
+        inputs, _ = feed.next(0, NoLaps())
+        graph = StepGraph(
+            rig.train_step,
+            inputs,
+            with_update=self.plan.scope is GraphScope.step_optimizer,
+            pipelined=self.plan.pipelined,
+        )
+        num_warmup = self.plan.config.graph.warmup_steps
+        metrics = graph.capture(rig.dropout, self._graph_pool, num_warmup)
+        return StaticOrder(graph, rig.train_step, feed, rig.dropout), metrics
+
+    def _bare_step(self) -> None:
+        rig = self._equipment.rig
+        rig.optimizer.set_inputs(self.plan.schedule.lr(self._step), self._step + 1)
+        self._order.run(self._step, NoLaps(), None)
+        self._step += 1
+
+    def _launch(self) -> _Launched:
+        """Starts the coming step; on a GPU it is not waited for, but for the gate's digests."""
+        rig, watch, lane = self._equipment.rig, self._equipment.watch, self._equipment.lane
+        step, begin, spent_s = self._step, self._begin, watch.spent_s
+        lr = self.plan.schedule.lr(step)
+        rig.optimizer.set_inputs(lr, step + 1)
+        laps = lane.laps()
+        laps.start()
+        wait_s = self._order.run(step, laps, partial(watch.look, step))
+        reading = laps.stop()
+        place = lane.send(rig.train_step.loss, rig.optimizer.grad_norm)
+        end = self._begin = lane.mark()
+        inside_s = watch.spent_s - spent_s
+        if watch.wants(step):
+            watch.look(step)
+            self._begin = lane.mark()
+        self._step += 1
+        self.lr.append(lr)
+        return _Launched(step, begin, end, inside_s, place, reading, wait_s)
+
+    def _sample(self, launched: _Launched) -> StepSample:
+        lane = self._equipment.lane
+        wall_s = lane.between_s(launched.begin, launched.end) - launched.inside_s
+        loss, grad_norm = lane.read(launched.place)
+        device_s, phases_s = launched.reading.read()
+        return StepSample(
+            step=launched.step,
+            rank=self._equipment.rank,
+            wall_s=wall_s,
+            device_s=wall_s if self._equipment.device.type == "cpu" else device_s,
+            loss=loss,
+            grad_norm=grad_norm,
+            wait_s=launched.wait_s,
+            phases_s=phases_s,
+        )
