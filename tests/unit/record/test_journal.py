@@ -91,6 +91,8 @@ def test_torn_at_every_byte_of_the_last_line_loses_only_that_line(tmp_path: Path
         path.write_bytes(whole[:length])
         kept = 1 if length >= len(whole) - 1 else 0  # only the line feed is missing: whole
         assert len(read_journal(path).records) == kept, length
+        if length % 16 and length < len(whole) - 2:
+            continue  # reopening syncs the disk; the cut is the same everywhere inside the line
         with Journal(path, FakeClock()) as journal:
             assert journal.cut_bytes == (0 if kept else length - start)
             journal.append("finished", record=_record("t001"))

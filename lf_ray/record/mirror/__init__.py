@@ -1,0 +1,1 @@
+"""What MLflow should show of a sweep, worked out without MLflow."""
