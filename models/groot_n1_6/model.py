@@ -228,9 +228,9 @@ def build(
     if device.type == "meta":
         return model
     model.to_empty(device=device)
-    for part in unrun_parts(model):
-        part.to_empty(device="cpu")
     initialize(model, seed)
+    for part in unrun_parts(model):
+        _rest_on_host(part)
     return model
 
 
@@ -238,6 +238,13 @@ def unrun_parts(model: GrootN16) -> tuple[nn.Module, ...]:
     """Returns what the checkpoint holds and nothing runs; it stays in host memory."""
     eagle = model.backbone.model
     return eagle.language_model.lm_head, eagle.vision_model.vision_model.head
+
+
+@torch.no_grad()
+def _rest_on_host(part: nn.Module) -> None:
+    part.to_empty(device="cpu")
+    for parameter in part.parameters():
+        parameter.zero_()
 
 
 @torch.no_grad()

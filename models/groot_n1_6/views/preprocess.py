@@ -32,15 +32,16 @@ def preprocess_views(
 
     `augment_BD` is a draw of `views.augmentation`; None takes the centre crop and true colours.
     """
-    height, width = images_BKHWC.shape[2:4]
+    num_samples, num_views, height, width, _ = images_BKHWC.shape
     geometry = view_geometry(config, height, width)
-    image_BKCHW = images_BKHWC.permute(0, 1, 4, 2, 3).float() * (1 / 255)
+    image_BKCHW = images_BKHWC.permute(0, 1, 4, 2, 3).contiguous().float()
     place_y = None if augment_BD is None else augment_BD[:, CROP_Y]
     place_x = None if augment_BD is None else augment_BD[:, CROP_X]
     rows_BYH = _side_matrix(geometry, 0, place_y, images_BKHWC.device)
     columns_BXW = _side_matrix(geometry, 1, place_x, images_BKHWC.device)
-    across = image_BKCHW @ columns_BXW.mT[:, None, None]
-    pixels_BKCYX = (rows_BYH[:, None, None] @ across).clamp(0, 1)
+    across = image_BKCHW.flatten(1, 3) @ (columns_BXW.mT * (1 / 255))
+    across_BKCHX = across.reshape(num_samples, num_views, 3, height, -1)
+    pixels_BKCYX = (rows_BYH[:, None, None] @ across_BKCHX).clamp(0, 1)
     if augment_BD is not None:
         pixels_BKCYX = jitter_colours(pixels_BKCYX, augment_BD)
     return pixels_BKCYX.flatten(0, 1) * 2 - 1

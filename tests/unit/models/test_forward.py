@@ -206,3 +206,21 @@ def test_tuning_the_whole_prefix_gives_it_gradients(batch: Batch, draws: Draws) 
     assert set(grads) == learning
     assert "backbone.model.vision_model.vision_model.embeddings.patch_embedding.weight" in grads
     assert not any(".head." in name or "lm_head" in name for name in grads)
+
+
+def test_thirty_steps_fit_one_batch(batch: Batch, draws: Draws) -> None:
+    model = build(NANO).train()
+    model.activate_embodiments([0])
+    model.set_generator(torch.Generator().manual_seed(0))
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(learning, lr=1e-3)
+    features = model.prefix(batch)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = model.head_loss(features, batch, draws)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(learning, 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.4 * losses[0]
