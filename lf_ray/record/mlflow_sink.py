@@ -1,32 +1,27 @@
 """Mirrors a sweep to MLflow, off the hot path. The only file with mlflow.
 
-MLflow is a view: the journal is the truth, nothing here can stop or slow a trial. A thread of low
-priority works out what to send and sends it; while the server is away updates wait in a file of
-the result folder.
+MLflow is a view: the journal is the truth, nothing here can stop or slow a trial. Importing this
+file does not import MLflow, which takes seconds; the thread that sends does.
 """
 
 import logging
 import os
-import queue
-import sys
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lf_ray.clock import Clock, SystemClock
 from lf_ray.protocol import TrialRecord, TrialRequest
+from lf_ray.record.courier import Courier, RefusedError, first_line, to_stderr
 from lf_ray.record.events import JournalEvent
-from lf_ray.record.mirror.replay import result_update, updates_of
+from lf_ray.record.mirror.replay import JOURNAL_NAME, result_update, updates_of
 from lf_ray.record.mirror.runs import Mirror
 from lf_ray.record.mirror.updates import SWEEP, RunUpdate
 from lf_ray.record.spool import Spool
 from lf_ray.record.tracking import check_uri, database_path, server_error
 
-__all__ = ["MlflowRuns", "MlflowSink", "check_uri", "replay"]
+__all__ = ["MlflowRuns", "MlflowSink", "check_uri", "fetch_journals", "replay"]
 
-RETRY_S = 5.0
 CLOSE_S = 30.0
 SPOOL_NAME = "mlflow_spool.jsonl"
 _TRIAL_KEY, _SWEEP_ID, _PARENT = "lf_ray.trial_key", "lf_ray.sweep_id", "mlflow.parentRunId"
@@ -44,10 +39,6 @@ _CLIENT_SETTINGS = {
 _log = logging.getLogger(__name__)
 
 
-class RefusedError(Exception):
-    """The server answered that an update is wrong: sending it again would not help."""
-
-
 class MlflowRuns:
     """Runs of one sweep in MLflow, found again by a tag, so that sending twice makes no second.
 
@@ -61,27 +52,20 @@ class MlflowRuns:
     """
 
     def __init__(self, uri: str, experiment: str, sweep_id: str) -> None:
-        missing = server_error(uri)
-        if missing:
-            raise OSError(missing)
         database = database_path(uri)
         if database is not None:
             database.parent.mkdir(parents=True, exist_ok=True)
-        for name, value in _CLIENT_SETTINGS.items():
-            os.environ.setdefault(name, value)
-        from mlflow import MlflowClient, entities, exceptions
+        self._client = _client(uri)
+        from mlflow import entities, exceptions
 
-        for name in ("mlflow", "alembic", "urllib3"):
-            logging.getLogger(name).setLevel(logging.ERROR)
         self._entities = entities
         self._error = exceptions.MlflowException
         self._sweep_id = sweep_id
-        self._client = MlflowClient(tracking_uri=uri)
         try:
             self.experiment_id = self._experiment(uri, experiment)
             self._run_ids = self._known_runs()
         except self._error as error:
-            raise OSError(_first_line(error)) from error
+            raise OSError(first_line(error)) from error
 
     def run_id(self, key: str) -> str | None:
         """Returns MLflow's id of a run, None before it was made."""
@@ -108,8 +92,8 @@ class MlflowRuns:
                 self._client.update_run(run_id, status=update.status)
         except self._error as error:
             if error.error_code in ("INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST"):
-                raise RefusedError(f"{update.key}: {_first_line(error)}") from error
-            raise OSError(_first_line(error)) from error
+                raise RefusedError(f"{update.key}: {first_line(error)}") from error
+            raise OSError(first_line(error)) from error
 
     def _experiment(self, uri: str, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
@@ -185,17 +169,51 @@ class MlflowRuns:
         return new, changed
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+def _client(uri: str) -> Any:
+    """Returns MLflow's client, made patient and quiet as we need it.
+
+    Raises:
+        OSError: nothing answers there.
+    """
+    missing = server_error(uri)
+    if missing:
+        raise OSError(missing)
+    for name, value in _CLIENT_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient
+
+    for name in ("mlflow", "alembic", "urllib3"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return MlflowClient(tracking_uri=uri)
 
 
-def _to_stderr(text: str) -> None:
-    sys.stderr.write(f"warning: {text}\n")
-    sys.stderr.flush()
+def fetch_journals(uri: str, folder: Path) -> list[Path]:
+    """Copies the journals of all finished sweeps from MLflow, and returns where they are.
+
+    Args:
+        uri: checked tracking URI.
+        folder: gets a folder for each sweep.
+
+    Raises:
+        OSError: the server is away.
+    """
+    client = _client(uri)
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    runs = client.search_runs(experiments, "tags.`lf_ray.purpose` = 'sweep'", max_results=1000)
+    journals = []
+    for run in runs:
+        names = {item.path for item in client.list_artifacts(run.info.run_id)}
+        if JOURNAL_NAME not in names:
+            _log.info("%s has no journal yet: it runs, or was killed", run.info.run_name)
+            continue
+        place = folder / run.info.run_id
+        place.mkdir(parents=True, exist_ok=True)
+        journals.append(Path(client.download_artifacts(run.info.run_id, JOURNAL_NAME, str(place))))
+    return journals
 
 
 class MlflowSink:
-    """Observes a sweep and mirrors it.
+    """Observes a sweep and mirrors it: nothing that the sweep tells it waits for MLflow.
 
     Args:
         uri: checked tracking URI.
@@ -209,23 +227,17 @@ class MlflowSink:
         uri: str,
         folder: Path,
         clock: Clock | None = None,
-        notify: Callable[[str], object] = _to_stderr,
+        notify: Callable[[str], object] = to_stderr,
     ) -> None:
         self._uri = uri
         self._clock = clock or SystemClock()
-        self._notify = notify
         self._mirror = Mirror()
-        self._spool = Spool(folder / SPOOL_NAME)
-        self._inbox: queue.SimpleQueue[RunUpdate | None] = queue.SimpleQueue()
-        self._warnings: list[str] = []
         self._experiment = ""
         self._runs: MlflowRuns | None = None
-        self._connected = threading.Event()
-        self._away = False
-        self._retry_at_s = 0.0
-        self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
-
-    # What the sweep tells: nothing here waits.
+        self._journal = folder / JOURNAL_NAME
+        self._courier = Courier(
+            self._deliver, Spool(folder / SPOOL_NAME), self._clock, f"MLflow at {uri}", notify
+        )
 
     def on_sweep(self, header: Mapping[str, Any], events: Sequence[JournalEvent]) -> None:
         """The sweep begins, or is resumed: then everything before is sent again, for good measure.
@@ -234,140 +246,54 @@ class MlflowSink:
         """
         self._experiment = str(header["name"])
         updates = list(updates_of(self._mirror, events)) if events else []
-        if not updates:
-            updates = [self._mirror.begin(header, self._clock.wall_s())]
-        self._spool.keep([])
-        self._send(updates)
-        self._thread.start()
+        self._courier.start()
+        self._courier.send(updates or [self._mirror.begin(header, self._clock.wall_s())])
 
     def on_started(self, request: TrialRequest, reason: str, standing: object) -> None:
         """A request goes to a group."""
-        self._send([self._mirror.started(request, self._clock.wall_s())])
+        self._courier.send([self._mirror.started(request, self._clock.wall_s())])
 
     def on_finished(self, record: TrialRecord, standing: object) -> None:
         """A record came back."""
-        self._send(self._mirror.finished(record, self._clock.wall_s()))
+        self._courier.send(self._mirror.finished(record, self._clock.wall_s()))
 
     def on_note(self, text: str) -> None:
         """Notes stay in the journal."""
 
     def on_ended(self, reason: str, exit_code: int, standing: object) -> None:
         """The sweep is over: no run is left running."""
-        self._send(self._mirror.ended(reason, exit_code, self._clock.wall_s()))
+        self._courier.send(self._mirror.ended(reason, exit_code, self._clock.wall_s()))
 
     def add_result(self, answer: object, folder: Path) -> None:
         """Adds the answer as its files in `folder` say it, and the files."""
         update = result_update(self._mirror, folder, self._clock.wall_s())
         if update is not None:
-            self._send([update])
+            self._courier.send([update])
 
     def names(self, wait_s: float = 15.0) -> dict[str, str | None]:
         """Returns experiment and MLflow's id of the sweep's run, None where it is not known yet."""
-        if self._thread.is_alive() and not self._away:
-            self._connected.wait(wait_s)
+        self._courier.wait_for_first(wait_s)
         run_id = self._runs.run_id(SWEEP) if self._runs else None
         return {"experiment": self._experiment, "parent_run": run_id}
 
     def warnings(self) -> list[str]:
         """Returns what a person should know: what could not be delivered, and how to send it."""
-        return list(self._warnings)
+        return list(self._courier.warnings)
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Delivers what waits, or leaves it in the spool and says so; waits no longer than told."""
-        self._inbox.put(None)
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-        with suppress(queue.Empty):
-            while True:  # a thread that is stuck in a call leaves what it did not get to
-                update = self._inbox.get_nowait()
-                if update is not None:
-                    self._spool.add(update)
-        waiting = len(self._spool.read())
+        waiting = self._courier.close(timeout_s)
         if waiting:
-            journal = self._spool.path.with_name("journal.jsonl")
-            self._warn(
+            self._courier.warn(
                 f"{waiting} updates were not delivered to {self._uri}; they wait in "
-                f"{self._spool.path}. Send them with: python -m lf_ray.record rebuild {journal}"
+                f"{self._journal.with_name(SPOOL_NAME)}. Send them with: "
+                f"python -m lf_ray.record rebuild {self._journal}"
             )
 
-    def _send(self, updates: Iterable[RunUpdate]) -> None:
-        for update in updates:
-            self._inbox.put(update)
-
-    # The thread.
-
-    def _work(self) -> None:
-        with suppress(OSError):
-            # The trials' cores are not ours.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
-        while True:
-            try:
-                update = self._inbox.get(timeout=RETRY_S if self._away else None)
-            except queue.Empty:
-                self._flush()
-                continue
-            if update is None:
-                self._flush(last=True)
-                return
-            if self._away and not self._due():
-                self._spool.add(update)
-                continue
-            if not (self._flush() and self._deliver(update)):
-                self._spool.add(update)
-
-    def _due(self) -> bool:
-        return self._clock.monotonic_s() >= self._retry_at_s
-
-    def _flush(self, *, last: bool = False) -> bool:
-        """Sends what waits in the spool; returns whether it is empty now."""
-        if not self._away:
-            return True
-        if not (last or self._due()):
-            return False
-        waiting = self._spool.read()
-        for index, update in enumerate(waiting):
-            if not self._deliver(update):
-                self._spool.keep(waiting[index:])
-                return False
-        self._spool.keep([])
-        if self._away:
-            self._away = False
-            self._notify(f"MLflow at {self._uri} is back; what waited was sent.")
-        return True
-
-    def _deliver(self, update: RunUpdate) -> bool:
-        """Sends one update; returns whether it is off our hands."""
-        try:
-            if self._runs is None:
-                self._runs = MlflowRuns(self._uri, self._experiment, self._mirror.sweep_id)
-            self._runs.apply(update)
-        except OSError as error:
-            self._leave(error)
-            return False
-        except Exception as error:
-            # Refused, or a defect of ours: it would be so again, and the others may still go.
-            self._warn(f"MLflow did not take an update: {type(error).__name__}: {error}")
-        else:
-            self._connected.set()
-        return True
-
-    def _leave(self, error: OSError) -> None:
-        self._retry_at_s = self._clock.monotonic_s() + RETRY_S
-        self._connected.set()
-        if not self._away:
-            self._away = True
-            text = (
-                f"MLflow at {self._uri} is away ({_first_line(error)}). The sweep goes on; its "
-                f"updates wait in {self._spool.path.name} and are sent when it is back."
-            )
-            _log.warning(text)
-            self._notify(text)
-
-    def _warn(self, text: str) -> None:
-        if text not in self._warnings:
-            _log.warning(text)
-            self._warnings.append(text)
-            self._notify(text)
+    def _deliver(self, update: RunUpdate) -> None:
+        if self._runs is None:
+            self._runs = MlflowRuns(self._uri, self._experiment, self._mirror.sweep_id)
+        self._runs.apply(update)
 
 
 def replay(events: Sequence[JournalEvent], uri: str, folder: Path) -> int:

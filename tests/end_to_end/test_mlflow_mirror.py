@@ -1,12 +1,14 @@
 """A whole sweep mirrored to a real SQLite database: live, again, resumed and rebuilt."""
 
 import runpy
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lf_ray.analysis.comparison import load_mlflow
 from lf_ray.analysis.report.folder import write_result
 from lf_ray.protocol import TrialRecord, TrialRequest
 from lf_ray.record.__main__ import main
@@ -77,6 +79,7 @@ def mirrored(
     history = read_journal(journal)
     sink = MlflowSink(uri, folder)
     tell(sink, history.events)
+    shutil.copy(journal, folder / "journal.jsonl")
     answer = write_result(folder, history, mlflow=sink.names(60.0))
     sink.add_result(answer, folder)
     sink.close(120.0)
@@ -126,6 +129,14 @@ def test_artifacts_lie_beside_the_database(mirrored: tuple[str, Path, Path]) -> 
     assert place.is_relative_to(folder / "mlartifacts")
     names = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
     assert {"config.json", "report.html", "best.yaml", "figures/slices.svg"} <= names
+
+
+def test_sweeps_can_be_read_back_from_mlflow(
+    mirrored: tuple[str, Path, Path], tmp_path: Path
+) -> None:
+    (answer,) = load_mlflow(mirrored[0], tmp_path)
+    assert answer.winner is not None
+    assert answer.winner.id == "t004"
 
 
 @pytest.mark.slow

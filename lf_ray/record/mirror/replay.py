@@ -9,7 +9,15 @@ from lf_ray.record.events import JournalEvent
 from lf_ray.record.mirror.runs import Mirror
 from lf_ray.record.mirror.updates import RunUpdate
 
-RESULT_FILES = ("report.html", "report.md", "summary.json", "best.yaml", "knee.yaml")
+JOURNAL_NAME = "journal.jsonl"
+RESULT_FILES = (
+    JOURNAL_NAME,
+    "report.html",
+    "report.md",
+    "summary.json",
+    "best.yaml",
+    "knee.yaml",
+)
 
 
 def updates_of(mirror: Mirror, events: Iterable[JournalEvent]) -> Iterable[RunUpdate]:

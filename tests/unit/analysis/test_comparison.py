@@ -1,0 +1,64 @@
+"""Tables over sweeps, and the configuration that a person chooses."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lf_ray.analysis import comparison
+from lf_ray.analysis.answer import answer_of
+from lf_ray.errors import RecordError
+from lf_ray.record.history import SweepHistory
+
+History = Callable[..., SweepHistory]
+SHIPPED = Path(__file__).resolve().parents[2] / "data" / "overlap_journal" / "journal.jsonl"
+
+
+def test_sweeps_side_by_side(seeded_history: History) -> None:
+    answers = [answer_of(seeded_history(case)) for case in ("peaked", "flat", "no_baseline")]
+    rows = comparison.sweep_rows(answers)
+    assert [row["verdict"] for row in rows] == ["improved", "keep the baseline", "no baseline"]
+    assert rows[0]["gain lo"] < rows[0]["gain"] < rows[0]["gain hi"]
+    assert rows[2]["best samples/s"] is None
+
+
+def test_the_shipped_journal_loads() -> None:
+    (answer,) = comparison.load_journals([SHIPPED])
+    assert answer.winner is not None
+    assert answer.winner.id == "t004"
+    with pytest.raises(RecordError, match="at least one journal"):
+        comparison.load_journals([])
+
+
+def test_knobs_points_and_frontier(seeded_history: History) -> None:
+    answer = answer_of(seeded_history("peaked"))
+    bucket, ratio = comparison.knob_rows(answer)
+    assert (bucket["knee"], ratio["knee"]) == (2.0, 0.6)
+    assert "going on to 1 MiB buys" in bucket["economics"]
+    rates = [row["samples/s"] for row in comparison.point_rows(answer)]
+    assert rates == sorted(rates, reverse=True)
+    frontier = {row["trial"] for row in comparison.frontier_rows(answer)}
+    assert "t004" in frontier
+    assert "t000" not in frontier
+
+
+def test_what_drives_throughput(seeded_history: History) -> None:
+    rows = {row["knob"]: row for row in comparison.driver_rows(answer_of(seeded_history("peaked")))}
+    bucket, ratio = rows["overlap.bucket_size_mb"], rows["overlap.ratio"]
+    assert bucket["swing"] == pytest.approx(0.18, abs=0.03)
+    assert ratio["swing"] == pytest.approx(0.22, abs=0.03)
+    assert 0.05 < bucket["share"] < 1
+    assert 0.05 < ratio["share"] < 1
+    flat = comparison.driver_rows(answer_of(seeded_history("flat")))
+    assert all(row["swing"] < 0.02 for row in flat)
+
+
+def test_a_choice_is_a_gated_point(seeded_history: History, tmp_path: Path) -> None:
+    answer = answer_of(seeded_history("peaked"))
+    path = comparison.write_choice(answer, "t001", tmp_path / "new" / "mine.yaml")
+    chosen = yaml.safe_load(path.read_text())
+    assert chosen["overlap"]["bucket_size_mb"] == 32.0
+    assert chosen["found"]["kind"] == "mine"
+    with pytest.raises(RecordError, match="Choose one of t000"):
+        comparison.write_choice(answer, "t005", tmp_path / "bad.yaml")
