@@ -8,6 +8,7 @@ the dtype that the model was built with; what is saved is bfloat16, as the publi
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -181,10 +182,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check.add_argument("path", type=Path)
     chosen = parser.parse_args(arguments)
     if chosen.command == "keys":
-        for line in key_lines(chosen.size):
-            sys.stdout.write(line + "\n")
-        return 0
+        return _print_lines(key_lines(chosen.size))
     return _run_check(chosen.path)
+
+
+def _print_lines(lines: Iterator[str]) -> int:
+    try:
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _run_check(path: Path) -> int:
