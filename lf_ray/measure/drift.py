@@ -5,14 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lf_ray.measure.interval import ASSUMED_BETWEEN, Between, pooled
 from lf_ray.measure.quantiles import Z_95
 from lf_ray.protocol import Interval
 
 FLAG_FRAC = 0.03
-"""Drift above this share is shown as a warning."""
+"""A baseline that moves by more than this share is shown as a warning."""
 _MIN_SCORE = 3.0
+_FEW_VISITS = 3
+_LARGE_FRAC = 0.08
+_MIN_SMOOTH_SCORE = 1.65
+_MIN_JUMP_SCATTERS = 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,25 +28,22 @@ class Drift:
         at_s: dates of the baseline visits, rising.
         factors: step time there over the mean; all 1 where no drift was found.
         errors_frac: standard error of each factor; 0 where no drift was found.
-        found: the visits differ by more than their intervals allow.
+        range_frac: how far the slowest baseline visit lies above the fastest, drift or not.
+        found: the visits differ by more than their intervals allow, and do so with time.
         reason: one line, in words.
     """
 
     at_s: tuple[float, ...]
     factors: tuple[float, ...]
     errors_frac: tuple[float, ...]
+    range_frac: float
     found: bool
     reason: str
 
     @property
-    def range_frac(self) -> float:
-        """Returns how far the slowest baseline visit lies above the fastest."""
-        return max(self.factors) / min(self.factors) - 1
-
-    @property
     def flagged(self) -> bool:
-        """Returns whether the drift deserves a warning."""
-        return self.found and self.range_frac > FLAG_FRAC
+        """Returns whether the baseline moved enough for a warning, whatever the cause."""
+        return self.range_frac > FLAG_FRAC
 
     def factor(self, at_s: float) -> float:
         """Returns step time then over the mean, between visits by straight lines."""
@@ -67,10 +69,14 @@ def drift_of(
 ) -> Drift:
     """Returns the drift that re-visited baselines show.
 
+    Visits that differ need not mean drift: eager baselines scatter by per cents from visit to
+    visit. Drift is what later visits share with earlier ones, so it is called only where
+    neighbours in time are clearly more alike than visits at large.
+
     Args:
         baselines: date and single-visit step time of each baseline visit, at least one.
-        between: what visits differ by without drift. When estimated from these same baselines it
-            holds the drift already; then pass the assumed one.
+        between: the least that visits differ by without drift. When estimated from these same
+            baselines it holds the drift already; then pass the assumed one.
     """
     ordered = sorted(baselines, key=lambda item: item[0])
     at_s = tuple(date for date, _ in ordered)
@@ -80,21 +86,48 @@ def drift_of(
     weights = 1 / errors**2
     mean = float(weights @ values / weights.sum())
     deviations = values / mean - 1
+    range_frac = float(values.max() / values.min() - 1)
+    if len(ordered) < 2:
+        return _still(at_s, range_frac, "one baseline visit: drift can't be seen")
     score = float((deviations**2 * weights).sum())
-    df = len(ordered) - 1
-    if df < 1 or _normal_score(score, df) < _MIN_SCORE:
-        still = (1.0,) * len(ordered)
-        reason = "no drift seen" if df >= 1 else "one baseline visit: drift can't be seen"
-        return Drift(at_s, still, (0.0,) * len(ordered), False, reason)
-    factors = tuple(float(value) for value in values / mean)
+    if _normal_score(score, len(ordered) - 1) < _MIN_SCORE:
+        return _still(at_s, range_frac, "no drift seen")
+    if not _goes_with_time(deviations):
+        reason = f"the baseline scatters by {range_frac:.1%}, but not with time: no drift taken out"
+        return _still(at_s, range_frac, reason)
+    scatter = float(np.median(np.abs(np.diff(deviations)))) / 2
     return Drift(
         at_s,
-        factors,
-        tuple(float(error) for error in errors),
+        tuple(float(value) for value in values / mean),
+        tuple(float(max(error, scatter)) for error in errors),
+        range_frac,
         True,
-        f"the baseline's step moved by {max(factors) / min(factors) - 1:.1%} over "
-        f"{len(ordered)} visits",
+        f"the baseline's step moved by {range_frac:.1%} over {len(ordered)} visits",
     )
+
+
+def _still(at_s: tuple[float, ...], range_frac: float, reason: str) -> Drift:
+    ones, zeros = (1.0,) * len(at_s), (0.0,) * len(at_s)
+    return Drift(at_s, ones, zeros, range_frac, False, reason)
+
+
+def _goes_with_time(deviations: NDArray[np.float64]) -> bool:
+    """Returns whether neighbours in time are more alike than chance has it.
+
+    Either all along (von Neumann's ratio), or but for a few jumps between levels. Two or three
+    visits can't show that; of them only a large move in one direction counts.
+    """
+    num = deviations.size
+    steps = np.diff(deviations)
+    range_frac = float(np.ptp(deviations))
+    if num <= _FEW_VISITS:
+        one_way = bool((steps > 0).all() or (steps < 0).all())
+        return one_way and range_frac > _LARGE_FRAC
+    likeness = float(steps @ steps) / float(((deviations - deviations.mean()) ** 2).sum())
+    if (2 - likeness) / math.sqrt(4 * (num - 2) / (num**2 - 1)) > _MIN_SMOOTH_SCORE:
+        return True
+    typical = float(np.median(np.abs(steps))) / (0.6745 * math.sqrt(2))
+    return range_frac > _MIN_JUMP_SCATTERS * typical
 
 
 def _normal_score(chi_square: float, df: int) -> float:

@@ -4,7 +4,6 @@ What it returns says `simulated` among the effective values.
 """
 
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -106,14 +105,22 @@ class SimulatedCluster:
         profile: by name, as a value, or as a truth shared with other groups.
         seed: of the noise. What a visit reads depends on seed, request id and knobs alone.
         clock: moved on by everything that takes time; a fresh one by default.
+        with_references: measure a step without communication for each new kind of step, as our
+            own visits do.
     """
 
     def __init__(
-        self, profile: str | Profile | Truth, seed: int = 0, clock: FakeClock | None = None
+        self,
+        profile: str | Profile | Truth,
+        seed: int = 0,
+        clock: FakeClock | None = None,
+        *,
+        with_references: bool = True,
     ) -> None:
         self.truth = profile if isinstance(profile, Truth) else Truth(profile)
         self.clock = clock or FakeClock()
         self._seed = seed
+        self._with_references = with_references
         self._group = _Group()
 
     @property
@@ -160,7 +167,7 @@ class SimulatedCluster:
         group.compiled.add(knobs["batch.per_gpu"])
         costs_s = {
             "restart": costs.cold_s if change is ChangeCost.RESTART else 0.0,
-            "reset": costs.reset_s,
+            "reset": 0.0 if change is ChangeCost.RESTART else costs.reset_s,
             "prepare": costs.prepare_s + costs.compile_s * new_batch,
             "capture": costs.capture_s if captured and again else 0.0,
         }
@@ -171,7 +178,7 @@ class SimulatedCluster:
     def _refer(self, knobs: Knobs) -> float:
         """Pays for the step without communication, once for equal settings in a group."""
         key = knobs_key({name: knobs[name] for name in _REFERENCE_KNOBS})
-        if key in self._group.references:
+        if key in self._group.references or not self._with_references:
             return 0.0
         self._group.references.add(key)
         seconds = self.truth.step(knobs).no_comm_s * self.truth.profile.costs.reference_steps
@@ -278,9 +285,8 @@ def measured_steps(steps_s: Factors, budget: Budget, samples_per_step: int) -> t
 
 def knobs_key(knobs: Knobs) -> str:
     """Returns text that is equal for equal knobs."""
-    return json.dumps(
-        {k: float(v) if isinstance(v, int | float) else v for k, v in knobs.items()},
-        sort_keys=True,
+    return repr(
+        sorted((k, float(v) if isinstance(v, int | float) else v) for k, v in knobs.items())
     )
 
 

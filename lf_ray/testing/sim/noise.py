@@ -43,8 +43,11 @@ class StepNoise:
         """Returns step times over the true step, one row a visit."""
         shocks = rng.standard_normal((num_visits, num_steps))
         shocks[:, 1:] *= np.sqrt(1 - self.phi**2)
+        # Columns as rows: each step's shocks lie side by side in memory.
+        columns = np.ascontiguousarray(shocks.T)
         for step in range(1, num_steps):
-            shocks[:, step] += self.phi * shocks[:, step - 1]
+            columns[step] += self.phi * columns[step - 1]
+        shocks = columns.T
         factors = 1 + self.cv * shocks
         if self.spike_prob:
             is_spike = rng.random(factors.shape) < self.spike_prob

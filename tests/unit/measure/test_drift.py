@@ -39,6 +39,25 @@ def test_a_drift_is_found_flagged_and_taken_out() -> None:
     assert corrected.half_width_frac > late.half_width_frac
 
 
+def test_an_eager_baseline_that_scatters_is_not_called_a_drift() -> None:
+    rng = np.random.default_rng(35)
+    eager = StepNoise(cv=0.03, phi=0.4, between_frac=0.02)
+    for num_visits, most in ((2, 0.01), (3, 0.01), (6, 0.09)):
+        found = []
+        for _ in range(200):
+            rows = eager.factors(rng, num_visits, 40)
+            visits = [(60.0 * index, visit_interval(row)) for index, row in enumerate(rows)]
+            found.append(drift_of(visits).found)
+        assert np.mean(found) <= most
+
+
+def test_a_steady_fall_over_four_visits_is_found() -> None:
+    rows = NOISE.factors(np.random.default_rng(36), 4, 30)
+    slow = np.array([1.06, 1.04, 1.02, 1.0])
+    visits = [(60.0 * i, visit_interval(row * slow[i])) for i, row in enumerate(rows)]
+    assert drift_of(visits).found
+
+
 def test_one_baseline_says_nothing_about_drift() -> None:
     visit = visit_interval(NOISE.factors(np.random.default_rng(33), 1, 30)[0])
     drift = drift_of([(5.0, visit)])
