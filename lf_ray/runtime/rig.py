@@ -3,11 +3,13 @@
 Shape suffix: N elements of the flat buffers.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lf_ray.errors import CheckpointError, four_parts
 from lf_ray.protocol import GradientTensor
 from lf_ray.runtime.bucket_plan import BucketPlan, bucket_plan
 from lf_ray.runtime.numerics.digest import checksum
@@ -71,6 +73,32 @@ class Rig:
         features = self.train_step.prefix(inputs.batches, NoLaps())
         self.train_step.forward_backward(features, inputs, NoLaps())
 
+    def state(self) -> dict[str, Tensor]:
+        """Returns masters and moments by tensor, and the optimizer's counters, on the host."""
+        found = {}
+        for kind, buffer in self._state_buffers().items():
+            if buffer.shape == self.flat.master_N.shape:
+                for slot in self.flat.slots:
+                    found[f"{kind}.{slot.name}"] = slot.view(buffer).to("cpu", copy=True)
+            else:
+                found[kind] = buffer.to("cpu", copy=True)
+        return found
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Sets what `state` returned.
+
+        Raises:
+            CheckpointError: a tensor is missing or of another shape.
+        """
+        for kind, buffer in self._state_buffers().items():
+            if buffer.shape == self.flat.master_N.shape:
+                for slot in self.flat.slots:
+                    _load(slot.view(buffer), state, f"{kind}.{slot.name}")
+            else:
+                _load(buffer, state, kind)
+        self.flat.refresh_weights()
+
     def weights_checksum(self) -> int:
         """Returns a checksum over the bits of all masters."""
         return int(checksum(self.flat.master_N))
@@ -94,8 +122,25 @@ class Rig:
         order = ready_order(list(trainable.items()), first_backward)
         return [(name, trainable[name]) for name in order]
 
+    def _state_buffers(self) -> dict[str, Tensor]:
+        return {"master": self.flat.master_N, **self.optimizer.state()}
+
     def _to_host(self, values: Tensor) -> Tensor:
         host = torch.empty(
             values.shape, dtype=values.dtype, pin_memory=values.device.type == "cuda"
         )
         return host.copy_(values)
+
+
+def _load(target: Tensor, state: Mapping[str, Tensor], name: str) -> None:
+    found = state.get(name)
+    if found is None or found.shape != target.shape:
+        raise CheckpointError(
+            four_parts(
+                "resuming a training state",
+                f"{name} has shape {list(target.shape)}",
+                "nothing" if found is None else f"shape {list(found.shape)}",
+                "Resume with the model and tuning flags that it was saved with.",
+            )
+        )
+    target.copy_(found)

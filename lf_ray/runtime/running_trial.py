@@ -4,13 +4,14 @@ Made by the session for each request and dropped with it; what outlives it is th
 the stored references and the lane.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lf_ray.protocol import StepSample
 from lf_ray.runtime.numerics.watch import NumericsWatch
@@ -60,6 +61,11 @@ class RunningTrial:
 
     Args:
         graph_pool: memory that captured graphs share; None where nothing is captured.
+
+    Attributes:
+        step: the coming one, from 0.
+        lr: of each step so far.
+        walls_s: of each step so far.
     """
 
     def __init__(self, plan: TrialPlan, equipment: Equipment, graph_pool: Any) -> None:
@@ -70,7 +76,7 @@ class RunningTrial:
         self._graph_pool = graph_pool
         self._order: StepOrder = self._eager_order()
         self._begin: Any = None
-        self._step = 0
+        self.step = 0
         self.start_over()
 
     def start_over(self) -> None:
@@ -80,7 +86,7 @@ class RunningTrial:
         tools.rig.restore()
         tools.feed.rewind()
         tools.watch.begin(self.plan.reference_key, self.plan.buckets)
-        self._step = 0
+        self.step = 0
         self.lr.clear()
         self.walls_s.clear()
 
@@ -113,9 +119,14 @@ class RunningTrial:
         watch.take_reference(self.plan.reference_key, run_steps, work_group)
         self.start_over()
 
+    def resume(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on where `state` was taken; data and draws follow from its step."""
+        self._equipment.rig.load_state(state)
+        self.step = int(state["step"])
+
     def capture(self) -> dict[str, float]:
         """Captures the step; steps that have run are run again, so that all are captured ones."""
-        num_done = self._step
+        num_done = self.step
         self.release()
         self._order, metrics = self._captured_order()
         self.start_over()
@@ -184,14 +195,14 @@ class RunningTrial:
 
     def _bare_step(self) -> None:
         rig = self._equipment.rig
-        rig.optimizer.set_inputs(self.plan.schedule.lr(self._step), self._step + 1)
-        self._order.run(self._step, NoLaps(), None)
-        self._step += 1
+        rig.optimizer.set_inputs(self.plan.schedule.lr(self.step), self.step + 1)
+        self._order.run(self.step, NoLaps(), None)
+        self.step += 1
 
     def _launch(self) -> _Launched:
         """Starts the coming step; on a GPU it is not waited for, but for the gate's digests."""
         rig, watch, lane = self._equipment.rig, self._equipment.watch, self._equipment.lane
-        step, begin, spent_s = self._step, self._begin, watch.spent_s
+        step, begin, spent_s = self.step, self._begin, watch.spent_s
         lr = self.plan.schedule.lr(step)
         rig.optimizer.set_inputs(lr, step + 1)
         laps = lane.laps()
@@ -204,7 +215,7 @@ class RunningTrial:
         if watch.wants(step):
             watch.look(step)
             self._begin = lane.mark()
-        self._step += 1
+        self.step += 1
         self.lr.append(lr)
         return _Launched(step, begin, end, inside_s, place, reading, wait_s)
 

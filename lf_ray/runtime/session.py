@@ -17,7 +17,13 @@ from lf_ray.protocol import GateResult, GradientTensor, KnobValue, StepSample, T
 from lf_ray.runtime.numerics.watch import NumericsWatch
 from lf_ray.runtime.parts import Parts
 from lf_ray.runtime.readings.communication_cost import CommunicationCost
-from lf_ray.runtime.readings.memory_levels import check_level, held_level, memory_bytes
+from lf_ray.runtime.readings.device_memory import DeviceMemory
+from lf_ray.runtime.readings.memory_levels import (
+    check_level,
+    held_level,
+    memory_bytes,
+    settle_level,
+)
 from lf_ray.runtime.readings.settings_in_force import settings_in_force
 from lf_ray.runtime.rig import Rig
 from lf_ray.runtime.running_trial import Equipment, RunningTrial
@@ -61,6 +67,7 @@ class Session:
         self._device = torch.device(device)
         self._work_group, self._control_group = work_group, control_group
         self._parts = parts or Parts()
+        self._memory = DeviceMemory(config.memory, self._device)
         self._lane = lane_on(self._device)
         self._model = self._parts.model(config, self._device)
         self._model.train()
@@ -115,7 +122,7 @@ class Session:
             self._trial = RunningTrial(plan, tools, self._graph_pool)
         effective = plan.effective()
         effective["graph"] = self._graph_word(plan)
-        effective.update(settings_in_force(plan.config, self._device))
+        effective.update(settings_in_force(plan.config, self._device, self._memory.pool))
         return effective
 
     def rehearse(self) -> None:
@@ -127,6 +134,7 @@ class Session:
         with self._lane.active():
             self._running().rehearse()
         if self._level is None:
+            settle_level()
             self._level = self._held()
 
     def capture(self) -> Mapping[str, float]:
@@ -150,7 +158,7 @@ class Session:
         """
         trial = self._running()
         with self._lane.active():
-            if not self._numerics().knows(trial.plan.reference_key):
+            if self._needs_reference(trial):
                 self._charge("reference", partial(trial.take_reference, self._work_group))
             return trial.run(num_steps)
 
@@ -177,9 +185,24 @@ class Session:
             metrics: Mapping[str, float] = self._charge("communication_cost", measure)
         return metrics
 
+    def state(self) -> dict[str, torch.Tensor]:
+        """Returns what a checkpoint holds: masters and moments by name, and the step count."""
+        assert self._rig is not None, "prepare comes first"
+        with self._lane.active():
+            return self._rig.state() | {"step": torch.tensor(self._running().step)}
+
+    def resume(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Goes on where `state` was taken; after `prepare`, before or after `capture`.
+
+        Raises:
+            CheckpointError: the state is of another model.
+        """
+        with self._lane.active():
+            self._running().resume(state)
+
     def memory(self) -> Mapping[str, float]:
         """Returns bytes by name: allocated, reserved, peak ..."""
-        return memory_bytes(self._device)
+        return {**memory_bytes(self._device), **self._memory.bytes()}
 
     def reset(self) -> Mapping[str, float]:
         """Restores the state before any trial and returns the memory levels that prove it.
@@ -217,6 +240,7 @@ class Session:
         if self._feed is not None:
             self._feed.close()
         self._rig = self._feed = self._watch = None
+        self._memory.close()
 
     def _feed_for(self, key: FeedKey, request: TrialRequest) -> Feed:
         workers, prefetch = request.knobs["data.workers"], request.knobs["data.prefetch"]
@@ -263,6 +287,10 @@ class Session:
         assert self._watch is not None, "prepare comes first"
         return self._watch
 
+    def _needs_reference(self, trial: RunningTrial) -> bool:
+        watched = self._config.measure.gate_steps > 0 and trial.step == 0
+        return watched and not self._numerics().knows(trial.plan.reference_key)
+
     def _drop_trial(self) -> None:
         if self._trial is not None:
             self._trial.release()
@@ -275,7 +303,7 @@ class Session:
 
     def _held(self) -> dict[str, float]:
         assert self._feed is not None
-        known = self._feed.held_bytes + self._numerics().held_bytes
+        known = self._feed.held_tensors + self._numerics().held_tensors
         return held_level(self._device, known)
 
     def _charge(self, name: str, action: Callable[[], Any]) -> Any:

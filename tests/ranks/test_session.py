@@ -78,12 +78,15 @@ def _warm_and_cold(place: RankPlace, a: dict[str, Any], b: dict[str, Any]) -> li
     return [after_b, cold]
 
 
-@pytest.mark.parametrize(("world_size", "plans"), [(2, PLANS), (4, PLANS), (8, PLANS[::4])])
+@pytest.mark.parametrize(("world_size", "plans"), [(2, PLANS), (4, PLANS[::2]), (8, PLANS[::4])])
 def test_plans_pass_the_gate(ranks: Ranks, world_size: int, plans: list[dict[str, Any]]) -> None:
     results = ranks(world_size).run(_trials, plans)
     for rank_results in results:
         for knobs, result in zip(plans, rank_results):
             assert result["gate"]["passed"], (knobs, result["gate"])
+            assert result["gate"]["bit_equal"] or world_size > 2
+    if world_size == 2:
+        assert len({result["weights"] for result in results[0]}) == 1
     for index in range(len(plans)):
         assert len({str(r[index]["norms"]) + str(r[index]["weights"]) for r in results}) == 1
 
@@ -97,12 +100,6 @@ def test_captured_and_pipelined_steps_give_the_eager_bits(ranks: Ranks) -> None:
             assert one["gate"]["passed"], one["gate"]
             for name in ("losses", "norms", "weights", "gate"):
                 assert one[name] == two[name]
-
-
-def test_two_ranks_are_bit_equal_whatever_the_plan(ranks: Ranks) -> None:
-    for rank_results in ranks(2).run(_trials, PLANS):
-        assert all(result["gate"]["bit_equal"] for result in rank_results)
-        assert len({result["weights"] for result in rank_results}) == 1
 
 
 def test_warm_equals_cold(ranks: Ranks) -> None:

@@ -88,21 +88,23 @@ def first_step_difference(
     slots: Sequence[Slot], reduced_N: Tensor, shard: Shard, world_size: int
 ) -> FirstStepDifference:
     """Returns the difference of a reduced gradient from the reference's, on this rank's shard."""
-    last = shard.first + shard.grad_N.numel()
-    own_N = reduced_N[shard.first : last].float()
-    ref_N = shard.grad_N.to(own_N.device)
-    diff_N = own_N - ref_N
+    bound_frac = (world_size - 1) * _FP32_ROUNDING
     worst = 0.0
-    if shard.abs_N is not None:
-        bound_N = shard.abs_N.to(own_N.device) * ((world_size - 1) * _FP32_ROUNDING)
-        share_N = torch.where(diff_N == 0, torch.zeros_like(diff_N), diff_N.abs() / bound_N)
-        worst = float(share_N.nan_to_num(nan=float("inf")).max()) if share_N.numel() else 0.0
     diff_sq, ref_sq = [], []
+    # Tensor by tensor, so that no second gradient is ever in memory.
     for slot in slots:
-        low, high = max(slot.first, shard.first), min(slot.last, last)
-        inside = slice(low - shard.first, max(low, high) - shard.first)
-        diff_sq.append(float(diff_N[inside].double().square().sum()))
-        ref_sq.append(float(ref_N[inside].double().square().sum()))
+        low = max(slot.first, shard.first)
+        high = max(low, min(slot.last, shard.first + shard.grad_N.numel()))
+        kept = slice(low - shard.first, high - shard.first)
+        own_N = reduced_N[low:high].float()
+        ref_N = shard.grad_N[kept].to(own_N.device)
+        diff_N = own_N - ref_N
+        diff_sq.append(float(diff_N.double().square().sum()))
+        ref_sq.append(float(ref_N.double().square().sum()))
+        if shard.abs_N is not None and len(diff_N):
+            bound_N = shard.abs_N[kept].to(own_N.device) * bound_frac
+            share_N = torch.where(diff_N == 0, 0.0, diff_N.abs() / bound_N)
+            worst = max(worst, float(share_N.nan_to_num(nan=float("inf")).max()))
     return FirstStepDifference(worst, np.array(diff_sq), np.array(ref_sq))
 
 

@@ -61,13 +61,11 @@ class NumericsWatch:
         self._trial: _Trial | None = None
 
     @property
-    def held_bytes(self) -> int:
-        """Returns the size of the gradients that references keep on the host."""
+    def held_tensors(self) -> list[Tensor]:
+        """Returns the gradients that references keep on the host."""
         shards = [reference.shard for reference in self._references.values()]
-        return sum(
-            shard.grad_N.nbytes + (shard.abs_N.nbytes if shard.abs_N is not None else 0)
-            for shard in shards
-        )
+        pairs = [item for shard in shards for item in (shard.grad_N, shard.abs_N)]
+        return [item for item in pairs if item is not None]
 
     def knows(self, key: Hashable) -> bool:
         """Returns whether the reference of this batch shape is there."""

@@ -6,18 +6,29 @@ from collections.abc import Mapping
 import torch
 
 from lf_ray.protocol import KnobValue
+from lf_ray.runtime.memory import MemoryPool
 from lf_ray.settings import MemoryBackend, SweepConfig
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def settings_in_force(
-    config: SweepConfig, device: torch.device, environ: Mapping[str, str] = os.environ
+    config: SweepConfig,
+    device: torch.device,
+    pool: MemoryPool | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> dict[str, KnobValue]:
-    """Returns allocator and NCCL settings in force, and `settings_mismatch`: empty if as asked."""
+    """Returns allocator and NCCL settings in force, and `settings_mismatch`: empty if as asked.
+
+    Args:
+        config: what was asked for.
+        device: of this worker.
+        pool: in force, None without one.
+        environ: of this process.
+    """
     if device.type != "cuda":
         return {"allocator": "host", "settings_mismatch": ""}
-    allocator = _allocator(environ)
+    allocator = pool.backend if pool is not None else _allocator(environ)
     found: dict[str, KnobValue] = {
         "allocator": allocator,
         "nccl_algo": environ.get("NCCL_ALGO", "default").lower(),
@@ -32,7 +43,7 @@ def settings_in_force(
     differ = [
         f"{name} is {found[name]}, asked {value}"
         for name, value in asked.items()
-        if found[name] != value and not _served_elsewhere(name, value)
+        if found[name] != value
     ]
     return {**found, "settings_mismatch": "; ".join(differ)}
 
@@ -49,8 +60,3 @@ def _allocator(environ: Mapping[str, str]) -> str:
     if "expandable_segments:true" in text.replace(" ", ""):
         return MemoryBackend.expandable.value
     return MemoryBackend.caching.value
-
-
-def _served_elsewhere(name: str, value: KnobValue) -> bool:
-    # The arena is entered by the session and not set in the environment.
-    return name == "allocator" and value == MemoryBackend.arena.value

@@ -69,14 +69,9 @@ class Feed:
         self._loader_step = -1
 
     @property
-    def held_bytes(self) -> int:
-        """Returns the size of the batches that are kept."""
-        return sum(
-            tensor.nbytes
-            for batches in self._held
-            for batch in batches
-            for tensor in batch.values()
-        )
+    def held_tensors(self) -> list[torch.Tensor]:
+        """Returns the batches that are kept, tensor by tensor."""
+        return [item for batches in self._held for batch in batches for item in batch.values()]
 
     def rewind(self) -> None:
         """Goes back to the first step; the loader may start on what follows the held ones."""

@@ -32,6 +32,10 @@ class StepOptimizer(Protocol):
         """Returns the norm of the mean gradient; known after `clip` or `update`."""
         ...
 
+    def state(self) -> dict[str, Tensor]:
+        """Returns moments and counters, as they live on the device."""
+        ...
+
     def reset(self) -> None:
         """Forgets all moments."""
         ...
@@ -69,6 +73,10 @@ class FlatAdamW:
         self.num_steps = torch.zeros((), device=device)
         self.grad_norm = torch.zeros((), device=device)
         self.grad_divisor = torch.ones((), device=device)
+
+    def state(self) -> dict[str, Tensor]:
+        """Returns moments and step count."""
+        return {"m": self.exp_avg_N, "v": self.exp_avg_sq_N, "num_steps": self.num_steps}
 
     def reset(self) -> None:
         """Forgets all moments."""
@@ -143,6 +151,10 @@ class KernelAdamW:
     def grad_norm(self) -> Tensor:
         """Returns the norm of the mean gradient; known after `update`."""
         return self._fused.norm_1
+
+    def state(self) -> dict[str, Tensor]:
+        """Returns moments and counters."""
+        return self._fused.state()
 
     def reset(self) -> None:
         """Forgets all moments."""
