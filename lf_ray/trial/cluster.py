@@ -27,6 +27,8 @@ RAY_ENVIRONMENT: Mapping[str, str] = {
     # Workers' deaths are seen by the owner at once; this only paces how fast Train gives back
     # their resources (default 2 s).
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    # The owner's own deadline for a start is shorter, and says which rank is late.
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",

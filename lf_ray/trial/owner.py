@@ -58,7 +58,7 @@ class GroupOwner(Hub):
         clock: Clock,
         *,
         policy: Policy | None = None,
-        start_s: float = 120.0,
+        start_s: float = 300.0,
     ) -> None:
         super().__init__(clock)
         self.launcher = launcher

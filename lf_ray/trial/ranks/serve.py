@@ -47,9 +47,13 @@ class Link(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeSettings:
-    """What a rank is told for its whole life."""
+    """What a rank is told for its whole life.
 
-    start_s: float = 120.0
+    Attributes:
+        start_s: from the order to start until every rank's model stands.
+    """
+
+    start_s: float = 300.0
     reset_s: float = 60.0
     gate_steps: int = 3
     block_s: float = BLOCK_S

@@ -1,0 +1,60 @@
+"""What we lean on in Ray without a promise. A failure says what to look at again."""
+
+import inspect
+
+import ray
+import ray._private.worker
+import ray.train
+from ray.train.v2._internal.execution.failure_handling import create_failure_policy
+from ray.train.v2.api.exceptions import WorkerGroupError
+
+from lf_ray.trial.cluster import RAY_ENVIRONMENT
+
+
+def test_the_raylet_s_messages_are_printed_by_the_function_that_we_divert() -> None:
+    """Else they reach the user's screen again: see cluster._quiet."""
+    source = inspect.getsource(ray._private.worker.listen_error_messages)
+    assert "print_to_stdstream(" in source
+    parameters = inspect.signature(ray._private.worker.print_to_stdstream).parameters
+    assert list(parameters) == ["data", "ignore_prefix"]
+
+
+def test_configured_logging_keeps_our_handlers() -> None:
+    """With configure_logging=False Ray clears them: see cluster._init."""
+    source = inspect.getsource(ray.init)
+    assert 'logging.getLogger("ray").handlers.clear()' in source
+    assert "if configure_logging:" in source
+
+
+def test_train_reads_the_environment_that_we_set() -> None:
+    """A renamed variable would silently do nothing."""
+    from ray.train import constants
+    from ray.train.v2._internal import constants as train_constants
+
+    names = {
+        value
+        for module in (train_constants, constants)
+        for value in vars(module).values()
+        if isinstance(value, str)
+    }
+    assert {name for name in RAY_ENVIRONMENT if "TRAIN" in name or "CHDIR" in name} <= names
+
+
+def test_a_lost_worker_s_error_says_which_rank() -> None:
+    """workers._outcome_of reads worker_failures."""
+    error = WorkerGroupError("lost", {1: RuntimeError("gone")})
+    assert list(error.worker_failures) == [1]
+
+
+def test_train_can_be_told_not_to_retry() -> None:
+    """Retries are the owner's; endless controller retries would hang a group that can't start."""
+    config = ray.train.FailureConfig(max_failures=0, controller_failure_limit=0)
+    assert create_failure_policy(config) is not None
+
+
+def test_train_runs_outside_the_main_thread() -> None:
+    """The owner runs fit in a thread; Train then leaves the signals alone."""
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    source = inspect.getsource(DataParallelTrainer._initialize_and_run_controller)
+    assert "threading.main_thread()" in source
