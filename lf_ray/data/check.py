@@ -1,11 +1,12 @@
 """Says in seconds, without a GPU, whether data can be trained on, and what to fix where not."""
 
+import tempfile
 from pathlib import Path
 
 from lf_ray.data.batches.sizes import groot_config
 from lf_ray.data.checks.content import check_episodes, check_tables, check_views
 from lf_ray.data.checks.layout import check_modality, check_sizes
-from lf_ray.data.checks.problem import Findings, Problem, raise_problems
+from lf_ray.data.checks.problem import Findings, Problem, raise_problems, unwritable
 from lf_ray.data.lerobot.embodiments import choose_embodiment, choose_modality
 from lf_ray.data.lerobot.meta import Info, Meta, read_episodes, read_info, read_tasks
 from lf_ray.data.lerobot.modality import Modality
@@ -23,6 +24,8 @@ def check_dataset(data: DataSettings, model: ModelSettings) -> list[Problem]:
     """Returns everything that is wrong with the data, and things worth knowing; raises nothing."""
     found = Findings()
     _check_settings(found, data)
+    if data.source == "sample":
+        _check_cache(found, Path(data.cache_dir).expanduser())
     if data.source != "lerobot":
         return found.problems
     config = groot_config(model)
@@ -57,6 +60,15 @@ def _check_settings(found: Findings, data: DataSettings) -> None:
             f"{data.weights} for {len(data.paths)} paths",
             "Give one weight a path, or none.",
         )
+
+
+def _check_cache(found: Findings, cache_dir: Path) -> None:
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache_dir):
+            pass
+    except OSError as error:
+        found.problems.append(Problem(str(unwritable(cache_dir, error))))
 
 
 def _check_path(

@@ -61,7 +61,7 @@ def sample_set(cache_dir: Path, shape: SampleSetShape | None = None) -> Path:
     if (target / "meta" / "info.json").exists():
         return target
     scratch = cache_dir / f".{shape.name}.{os.getpid()}.tmp"
-    shutil.rmtree(scratch, ignore_errors=True)
+    _remove_leftovers(cache_dir, shape)
     try:
         render_sample_set(scratch, shape)
         try:
@@ -73,6 +73,14 @@ def sample_set(cache_dir: Path, shape: SampleSetShape | None = None) -> Path:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
+
+
+def _remove_leftovers(cache_dir: Path, shape: SampleSetShape) -> None:
+    """Removes what writers that are no longer alive, or this one's namesake, left behind."""
+    for path in cache_dir.glob(f".{shape.name}.*.tmp"):
+        pid = int(path.name.split(".")[-2])
+        if pid == os.getpid() or not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def render_sample_set(root: Path, shape: SampleSetShape) -> None:

@@ -149,6 +149,26 @@ class VideoReader:
         self.close()
 
 
+class SeekingReader:
+    """One seek for each frame that is asked for: what a plain loader does. For comparison only."""
+
+    def __init__(self, path: Path) -> None:
+        self._container = av.open(str(path))
+        self._stream = self._container.streams.video[0]
+
+    def at(self, time_s: float, size: FrameSize) -> Frame:
+        """Returns the first frame that is shown at or after a time."""
+        time_base = float(self._stream.time_base)
+        self._container.seek(int(time_s / time_base), stream=self._stream, backward=True)
+        for frame in self._container.decode(self._stream):
+            if frame.pts * time_base >= time_s - 1e-4:
+                break
+        array: Frame = frame.to_ndarray(
+            format="rgb24", width=size.width, height=size.height, interpolation="AREA"
+        )
+        return array
+
+
 def fitted(own: FrameSize, frame: FrameSize) -> FrameSize:
     """Returns the largest size with the picture's own shape that fits into a frame."""
     scale = min(frame.height / own.height, frame.width / own.width)

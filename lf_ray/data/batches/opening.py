@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from lf_ray.data.batches.sizes import groot_config
 from lf_ray.data.batches.training_set import Opened, Part, TrainingSet
 from lf_ray.data.checks.layout import check_modality, check_sizes
-from lf_ray.data.checks.problem import Findings, raise_problems
+from lf_ray.data.checks.problem import Findings, raise_problems, unwritable
 from lf_ray.data.frames.arena import FrameArena
 from lf_ray.data.frames.source import Camera, FrameSource, frame_size, native_size, open_arenas
 from lf_ray.data.lerobot.dataset import LeRobotDataset
@@ -25,7 +25,11 @@ from models.groot_n1_6.config import GrootConfig
 def data_paths(data: DataSettings) -> list[Path]:
     """Returns the data set folders, rendering the sample set where that is the source."""
     if data.source == "sample":
-        return [sample_set(Path(data.cache_dir).expanduser())]
+        cache_dir = Path(data.cache_dir).expanduser()
+        try:
+            return [sample_set(cache_dir)]
+        except OSError as error:
+            raise unwritable(cache_dir, error) from error
     return [Path(path).expanduser() for path in data.paths]
 
 

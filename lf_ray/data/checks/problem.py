@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from lf_ray.errors import DataError, four_parts
@@ -54,6 +55,18 @@ def raise_problems(problems: Sequence[Problem]) -> None:
     fatal = [problem.message for problem in problems if problem.is_fatal]
     if fatal:
         raise DataError("\n".join(fatal))
+
+
+def unwritable(cache_dir: Path, error: OSError) -> DataError:
+    """Returns the error for a cache folder that the sample set can't be written into."""
+    return DataError(
+        four_parts(
+            "rendering the sample data set",
+            f"data.cache_dir {cache_dir} must be writable, with 10 MB free",
+            f"{error.strerror}",
+            "Set data.cache_dir to another folder.",
+        )
+    )
 
 
 def listed(names: list[str], limit: int = 3) -> str:

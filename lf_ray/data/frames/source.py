@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lf_ray.data.files import file_hash, joined_hash
+from lf_ray.data.files import file_hash, joined_hash, listing_hash, remembered
 from lf_ray.data.frames.arena import FrameArena, FrameState
 from lf_ray.data.frames.decoder import BadFrame, Footage
 from lf_ray.data.frames.request import DecodeReply, DecodeRequest
@@ -54,13 +54,18 @@ class Camera:
         span = VideoSpan(meta.table_path(entry))
         return Footage(span, times_s, frame_s, self.feature, entry.first_row)
 
-    def content_key(self) -> str:
-        """Returns a hash of the files' content and of how they are decoded."""
+    def content_key(self, folder: Path) -> str:
+        """Returns a hash of the files' content and of how they are decoded.
+
+        What files of unchanged size and date hash to is remembered in the folder.
+        """
         meta = self.dataset.meta
-        paths = {self.footage(index).span.path for index in range(len(meta.episodes))}
+        paths = sorted({self.footage(index).span.path for index in range(len(meta.episodes))})
+        kept = folder / "keys" / f"{listing_hash(paths)}.json"
+        content = remembered(kept, lambda: joined_hash(file_hash(path) for path in paths))
         lengths = [str(episode.num_frames) for episode in meta.episodes]
         parts = [_FORMAT, library_version(), self.feature, str(tuple(self.size)), *lengths]
-        return joined_hash([*parts, *(file_hash(path) for path in sorted(paths))])
+        return joined_hash([*parts, content])
 
 
 def native_size(dataset: LeRobotDataset, feature: str) -> FrameSize:
@@ -165,7 +170,7 @@ class FrameSource:
 def open_arenas(cameras: Sequence[Camera], folder: Path, max_bytes: int) -> list[FrameArena | None]:
     """Returns the arena of each camera, None where the folder can't hold one."""
     try:
-        keys = [camera.content_key() for camera in cameras]
+        keys = [camera.content_key(folder) for camera in cameras]
         wanted = {key: camera.num_bytes for key, camera in zip(keys, cameras)}
         limits = make_room(folder, wanted, max_bytes)
     except OSError:

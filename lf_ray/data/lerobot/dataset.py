@@ -7,6 +7,7 @@ Letters: N rows, B samples, T action horizon, S state width, A action width.
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +47,9 @@ class LeRobotDataset:
         folder = None if cache_dir is None else cache_dir / "columns"
         self.columns = open_columns(meta, modality, folder)
         stats = GroupStatistics(meta, modality, self.columns, cache_dir)
-        self._state_scaler = VectorScaler(modality.state, stats.state())
-        self._action_scaler = VectorScaler(modality.action, stats.action())
+        self._state_stats, self._action_stats = stats.state(), stats.action()
+        self._state_scaler = VectorScaler(modality.state, self._state_stats)
+        self._action_scaler = VectorScaler(modality.action, self._action_stats)
         self._reference = _reference_columns(modality)
 
     @property
@@ -82,6 +84,24 @@ class LeRobotDataset:
         for action_columns, state_columns in self._reference:
             chunk_BTA[:, :, action_columns] -= self.columns.state[rows_B, None, state_columns]
         return self._action_scaler.scaled(chunk_BTA)
+
+    def raw_actions(self, scaled_BTA: Vector, rows_B: Rows) -> Vector:
+        """Returns the robot's own values of scaled action chunks that start at rows."""
+        raw_BTA = self._action_scaler.unscaled(scaled_BTA)
+        for action_columns, state_columns in self._reference:
+            raw_BTA[:, :, action_columns] += self.columns.state[rows_B, None, state_columns]
+        return raw_BTA
+
+    def statistics(self) -> dict[str, dict[str, dict[str, list[Any]]]]:
+        """Returns what states and actions are scaled by, by part, group and statistic."""
+        parts = {"state": self._state_stats, "action": self._action_stats}
+        return {
+            part: {
+                group: {name: values.tolist() for name, values in stats.items()}
+                for group, stats in groups.items()
+            }
+            for part, groups in parts.items()
+        }
 
     def content_id(self) -> str:
         """Returns a hash of the meta files, the tables and the sizes of the videos."""

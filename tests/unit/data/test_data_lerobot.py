@@ -176,6 +176,23 @@ def test_relative_actions_count_from_the_state_with_statistics_by_step(
     assert np.allclose(wider, 2 * (raw - low + 1) / (high - low + 2) - 1, atol=1e-5)
 
 
+def test_scaled_actions_come_back(own_set: Path, edit_json: Edit) -> None:
+    def change(modality: Any) -> None:
+        modality["action"] = {
+            "position": {"start": 0, "end": 2, "relative": True},
+            "gripper": {"start": 2, "end": 3},
+        }
+
+    edit_json(own_set / "meta/modality.json", change)
+    dataset = opened(own_set)
+    rows = np.array([0, 5, 30])
+    expected = dataset.columns.action[rows[:, None] + np.arange(16)]
+    assert np.allclose(dataset.raw_actions(dataset.actions(rows), rows), expected, atol=1e-5)
+    statistics = dataset.statistics()
+    assert len(statistics["action"]["position"]["min"]) == 16
+    assert len(statistics["state"]["touch"]["max"]) == 1
+
+
 def test_embodiment_defaults_stand_in_for_a_missing_modality() -> None:
     modality = parse_modality(DEFAULTS["libero_panda"], "default")
     assert [group.name[0] for group in modality.state] == list("xyzrpyg")
