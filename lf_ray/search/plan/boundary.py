@@ -5,6 +5,7 @@ equal another's is dead.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from lf_ray.protocol import GradientTensor, Knobs, KnobValue, TrialOutcome
 from lf_ray.runtime.bucket_plan import BucketPlan, bucket_plan
@@ -41,13 +42,34 @@ def dominated(knobs: Knobs, infeasible: Knobs, error_kind: str) -> bool:
     )
 
 
-def dominating(
-    knobs: Knobs, infeasible: Iterable[tuple[str, Knobs, TrialOutcome]]
-) -> tuple[str, str] | None:
-    """Returns id and reason of an infeasible point that rules this one out."""
-    for name, other, outcome in infeasible:
-        if dominated(knobs, other, outcome.error_kind):
-            return name, f"at least as large as {name}, which did not fit: {outcome.reason}"
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A point that was found infeasible."""
+
+    id: str
+    knobs: Knobs
+    outcome: TrialOutcome
+
+
+def credible(misfits: Iterable[Misfit], fitting: Sequence[Knobs]) -> list[Misfit]:
+    """Returns the misfits that no point contradicts.
+
+    Where something at least as large did fit, the order of knobs does not explain the misfit, and
+    it says nothing of other points.
+    """
+    return [
+        misfit
+        for misfit in misfits
+        if not any(dominated(knobs, misfit.knobs, misfit.outcome.error_kind) for knobs in fitting)
+    ]
+
+
+def dominating(knobs: Knobs, misfits: Iterable[Misfit]) -> tuple[str, str] | None:
+    """Returns id and reason of a misfit that rules this point out."""
+    for misfit in misfits:
+        if dominated(knobs, misfit.knobs, misfit.outcome.error_kind):
+            reason = f"at least as large as {misfit.id}, which did not fit: {misfit.outcome.reason}"
+            return misfit.id, reason
     return None
 
 

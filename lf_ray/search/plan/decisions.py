@@ -46,11 +46,16 @@ Decision = Request | Line | Wait | Stop
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a sampler may know of a point: how it ended and, where completed, how fast it was."""
+    """What a sampler may know of a point: how it ended and, where completed, how fast it was.
+
+    Attributes:
+        error_frac: standard error of `samples_per_s`, as a share.
+    """
 
     knobs: Knobs
     kind: OutcomeKind
     samples_per_s: float | None
+    error_frac: float = 0.0
 
 
 class Proposer(Protocol):

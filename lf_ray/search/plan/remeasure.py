@@ -4,12 +4,17 @@ The highest of many single readings is a lucky one; a winner is called by readin
 after it was chosen, side by side with its rivals (A B B A), so that a slow drift hits all alike.
 """
 
+import math
+from statistics import fmean, stdev
+
 from lf_ray.analysis.points import Point
 from lf_ray.protocol import Purpose
 from lf_ray.search.plan.decisions import Decision, Line, Rules, Wait
 from lf_ray.search.plan.searching import baseline_due
 from lf_ray.search.plan.state import SweepState
 from lf_ray.search.plan.visits import certainly_below, given_up, revisit, throughput
+
+_MOST_WINNER_VISITS = 6
 
 
 def remeasure_decision(state: SweepState, rules: Rules) -> Decision:
@@ -19,15 +24,10 @@ def remeasure_decision(state: SweepState, rules: Rules) -> Decision:
     due = baseline_due(state, rules)
     if due:
         return revisit(state, rules, due, "the baseline again, to see drift")
-    rivals = near_ties(state, rules)
-    wanted = rules.slice_visits + 1
-    if len(rivals) > 1 and _replicates(state) < _most_replicates(rules):
-        short = [p.id for p in rivals if _num_readings(state, p.id) < wanted]
-        if short:
-            chosen = abba(state, short)
-            names = ", ".join(point.id for point in rivals)
-            return revisit(state, rules, chosen, f"near-tie of {names}")
-    best = rivals[0]
+    again = tie_visit(state, rules)
+    if again is not None:
+        return again
+    best = near_ties(state, rules)[0]
     again = winner_visit(state, rules, best)
     if again is not None:
         return again
@@ -37,16 +37,45 @@ def remeasure_decision(state: SweepState, rules: Rules) -> Decision:
 
 
 def winner_visit(state: SweepState, rules: Rules, best: Point) -> Decision | None:
-    """Returns the long visit that a point needs before it may be called best, None once it had it.
+    """Returns the next visit that a point needs before it may be called best, None once it is due.
 
-    The baseline needs none: nothing new is claimed of it.
+    One of them is long; the baseline needs none of that length, since nothing new is claimed of it.
     """
-    steps = rules.measure.winner_steps
-    had = any(request.budget.min_steps >= steps for request in state.started_of(best.id)[1:])
-    if had or best.id == state.baseline_id or given_up(state, best.id):
+    if given_up(state, best.id):
         return None
-    reason = f"the winner once more, over at least {steps} steps"
-    return revisit(state, rules, best.id, reason, min_steps=steps)
+    visits = state.started_of(best.id)
+    steps = rules.measure.winner_steps
+    had = best.id == state.baseline_id or any(r.budget.min_steps >= steps for r in visits[1:])
+    if not had:
+        reason = f"the winner once more, over at least {steps} steps"
+        return revisit(state, rules, best.id, reason, min_steps=steps)
+    if len(visits) < rules.slice_visits + 1:
+        return revisit(state, rules, best.id, "the winner once more")
+    apart_frac = _apart_frac(best)
+    if apart_frac > rules.measure.target_frac and len(visits) < _MOST_WINNER_VISITS:
+        reason = f"the winner once more: its visits leave +-{apart_frac:.1%}"
+        return revisit(state, rules, best.id, reason)
+    return None
+
+
+def _apart_frac(point: Point) -> float:
+    """Returns half the interval that a point's own visits leave, from their spread alone."""
+    values = [visit.throughput.value for visit in point.visits]
+    if len(values) < 2:
+        return 0.0
+    return 2 * stdev(values) / math.sqrt(len(values)) / fmean(values)
+
+
+def tie_visit(state: SweepState, rules: Rules) -> Decision | None:
+    """Returns the next visit of the near-ties of the best, None once all had their share."""
+    rivals = near_ties(state, rules)
+    if len(rivals) < 2 or _replicates(state) >= _most_replicates(rules):
+        return None
+    short = [p.id for p in rivals if _num_readings(state, p.id) < rules.slice_visits + 1]
+    if not short:
+        return None
+    names = ", ".join(point.id for point in rivals)
+    return revisit(state, rules, abba(state, short), f"near-tie of {names}")
 
 
 def near_ties(state: SweepState, rules: Rules) -> list[Point]:

@@ -4,6 +4,7 @@ A round is drawn at once and handed out cheapest change first, so that warm work
 capture or start again.
 """
 
+import itertools
 from collections.abc import Sequence
 
 from lf_ray.protocol import (
@@ -17,8 +18,15 @@ from lf_ray.protocol import (
 )
 from lf_ray.search.plan.decisions import Decision, Line, Proposer, Rules, Stop, Told, Wait
 from lf_ray.search.plan.state import SweepState
-from lf_ray.search.plan.visits import due_for_retry, given_up, num_attempts, revisit, trial
-from lf_ray.search.samplers.surrogate import expected_gain_frac
+from lf_ray.search.plan.visits import (
+    due_for_retry,
+    given_up,
+    num_attempts,
+    revisit,
+    throughput,
+    trial,
+)
+from lf_ray.search.samplers.surrogate import Measured, expected_gain_frac
 from lf_ray.search.space import Space
 
 # The article's finding, tried right after the baseline.
@@ -27,6 +35,7 @@ MIN_TRIALS = 8
 LEAST_PLANNED = 12
 TRIALS_PER_KNOB = 6
 SEARCH_SHARE = 0.5
+MAX_CANDIDATES = 2000
 _COST_ORDER = list(ChangeCost)
 
 
@@ -110,6 +119,7 @@ def told(state: SweepState) -> list[Told]:
             knobs=point.knobs,
             kind=point.outcome.kind,
             samples_per_s=point.throughput.value if point.throughput else None,
+            error_frac=point.throughput.half_width_frac / 1.96 if point.throughput else 0.0,
         )
         for point in state.points.values()
         if point.outcome.kind is not OutcomeKind.FAILED
@@ -170,10 +180,27 @@ def _gain_reason(state: SweepState, rules: Rules) -> str:
         )
     if state.num_trials < MIN_TRIALS:
         return ""
-    gain = expected_gain_frac(state)
+    gain = gain_left_frac(state)
     if gain < rules.gain_left_frac:
         return f"the expected gain left is {gain:.1%}, under {rules.gain_left_frac:.1%}"
     return ""
+
+
+def gain_left_frac(state: SweepState) -> float:
+    """Returns what the points not yet tried may still give, as a share of the best."""
+    measured = [
+        Measured(p.knobs, p.throughput.value, p.throughput.half_width_frac / 1.96)
+        for p in state.points.values()
+        if p.throughput is not None
+    ]
+    untried = [
+        knobs
+        for knobs in itertools.islice(state.space.points(), MAX_CANDIDATES)
+        if state.ruled_out(knobs) is None
+    ]
+    best = state.best
+    assert best is not None
+    return expected_gain_frac(state.space, measured, untried, throughput(best).value)
 
 
 def _drawn_round(state: SweepState, rules: Rules, proposer: Proposer) -> Decision:

@@ -16,7 +16,7 @@ from lf_ray.analysis.slices import cheapest_first, in_words, slice_of
 from lf_ray.protocol import ChangeCost, Knobs, KnobValue, Purpose, change_cost
 from lf_ray.search.ladder import coarse
 from lf_ray.search.plan.decisions import Decision, Line, Rules, Wait
-from lf_ray.search.plan.remeasure import winner_visit
+from lf_ray.search.plan.remeasure import tie_visit, winner_visit
 from lf_ray.search.plan.searching import baseline_due
 from lf_ray.search.plan.state import SweepState
 from lf_ray.search.plan.visits import certainly_below, given_up, revisit, slice_visit, throughput
@@ -24,7 +24,7 @@ from lf_ray.search.plan.visits import certainly_below, given_up, revisit, slice_
 _MOST_VALUES = {"overlap.ratio": 6}
 _MOST_VALUES_ELSE = 7
 _SURE_ENOUGH = 0.9
-MAX_SLICINGS = 2
+MAX_SLICINGS = 3
 _VISITS_PER_VALUE = 1.3
 _COST_ORDER = list(ChangeCost)
 
@@ -260,19 +260,19 @@ def joint_knee_knobs(state: SweepState, rules: Rules, anchor: Point) -> dict[str
 
 
 def _end(state: SweepState, rules: Rules, anchor: Point) -> Decision:
-    best = state.best
-    if (
-        best is not None
-        and best.id != anchor.id
-        and state.num_slicings < MAX_SLICINGS
-        and throughput(best).lo > throughput(anchor).value
-    ):
-        reason = f"a slice found {best.id}, faster than {anchor.id}: measured side by side"
-        return Line("stage", {"phase": "remeasure", "reason": reason}, reason)
-    again = winner_visit(state, rules, best) if best else None
+    """Returns what is left when the slices are: ties that they brought up, a better anchor."""
+    again = tie_visit(state, rules)
     if again is not None:
         return again
-    return Line("stage", _done(state, rules, anchor), "the slices are done")
+    best = state.best
+    if best is None:
+        return Line("stage", _done(state, rules, anchor), "the slices are done")
+    moved = best.id != anchor.id and throughput(best).lo > throughput(anchor).value
+    if moved and state.num_slicings < MAX_SLICINGS:
+        reason = f"a slice found {best.id}, faster than {anchor.id}: the slices go through it"
+        return Line("stage", {"phase": "remeasure", "reason": reason}, reason)
+    again = winner_visit(state, rules, best)
+    return again or Line("stage", _done(state, rules, anchor), "the slices are done")
 
 
 def _done(state: SweepState, rules: Rules, anchor: Point) -> dict[str, Any]:

@@ -16,14 +16,19 @@ from lf_ray.protocol import (
     Knobs,
     OutcomeKind,
     Purpose,
-    TrialOutcome,
     TrialRecord,
     TrialRequest,
 )
 from lf_ray.record.events import JournalEvent
 from lf_ray.record.history import DeadPoint
 from lf_ray.search.plan.audit import audited
-from lf_ray.search.plan.boundary import Effects, dominating, gradient_bytes
+from lf_ray.search.plan.boundary import (
+    Effects,
+    Misfit,
+    credible,
+    dominating,
+    gradient_bytes,
+)
 from lf_ray.search.space import Space, point_key
 
 TRIAL_PURPOSES = (Purpose.BASELINE, Purpose.SEARCH)
@@ -44,6 +49,7 @@ class SweepState:
         active_s: seconds at work up to the last event, pauses between resumes left out.
         opened_s: of these, until the first record came back.
         knees: what slices said, by anchor, knob and how much was known.
+        misfits: points found infeasible; fitting: those that completed.
         streak: kind of the latest failures in a row, and how many.
     """
 
@@ -60,7 +66,8 @@ class SweepState:
     num_rounds: int = 0
     open_suggestions: list[Knobs] = field(default_factory=list)
     dead: list[DeadPoint] = field(default_factory=list)
-    infeasible: list[tuple[str, Knobs, TrialOutcome]] = field(default_factory=list)
+    misfits: list[Misfit] = field(default_factory=list)
+    fitting: list[Knobs] = field(default_factory=list)
     gradients: tuple[GradientTensor, ...] = ()
     effects: Effects = field(default_factory=Effects)
     streak: tuple[str, int] = ("", 0)
@@ -78,6 +85,7 @@ class SweepState:
         self._by_key: dict[str, str] = {}
         self._by_effect: dict[str, str] = {}
         self._gathered: Gathered | None = None
+        self._credible: list[Misfit] = []
         self._points: dict[str, Point] = {}
         self.knees: dict[tuple[str, str, int, int], Knee] = {}
 
@@ -137,7 +145,7 @@ class SweepState:
         if record.gradients and not self.gradients:
             self._learn_gradients(record.gradients)
         if record.outcome.kind is OutcomeKind.INFEASIBLE:
-            self.infeasible.append((request.id, request.knobs, record.outcome))
+            self.misfits.append(Misfit(request.id, request.knobs, record.outcome))
         if record.outcome.kind is OutcomeKind.FAILED:
             kind, count = self.streak
             same = kind == record.outcome.error_kind
@@ -145,6 +153,8 @@ class SweepState:
             self.streak_reason = record.outcome.reason
         elif record.outcome.kind is OutcomeKind.COMPLETED:
             self.streak = ("", 0)
+            self.fitting.append(request.knobs)
+        self._credible = credible(self.misfits, self.fitting)
 
     def _learn_gradients(self, gradients: tuple[GradientTensor, ...]) -> None:
         self.gradients = gradients
@@ -234,7 +244,7 @@ class SweepState:
         twin = self.twin_of(knobs)
         if twin:
             return twin, f"the same messages at the same time as {twin}"
-        return dominating(knobs, self.infeasible)
+        return dominating(knobs, self._credible)
 
     def num_visits(self, point_id: str) -> int:
         """Returns the settled visits of a point."""

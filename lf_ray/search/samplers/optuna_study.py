@@ -24,12 +24,13 @@ from lf_ray.search.conductor import Standing
 from lf_ray.search.plan.decisions import Told
 from lf_ray.search.plan.state import TRIAL_PURPOSES
 from lf_ray.search.samplers.plain import RandomProposer
+from lf_ray.search.samplers.surrogate import Measured, picked
 from lf_ray.search.space import Space, point_key
 
 _log = logging.getLogger(__name__)
 
 STUDY_NAME = "sweep"
-_ASKS_PER_POINT = 12
+CANDIDATES = 16
 _STARTUP_TRIALS = 6
 # Asked for first, since other knobs do nothing unless these are set.
 _FIRST = ("graph.scope", "memory.backend", "batch.per_gpu", "batch.accumulation")
@@ -38,28 +39,45 @@ Allowed = Callable[[Knobs], bool]
 
 
 class TpeProposer:
-    """Optuna's tree-structured Parzen estimator over places on the ladders."""
+    """Optuna's tree-structured Parzen estimator draws candidates; a Gaussian process picks.
+
+    TPE keeps the candidates where the good points are; on a few dozen readings it can't tell more.
+    Which of them to spend a visit on is decided by expected improvement.
+    """
 
     def propose(
         self, space: Space, told: Sequence[Told], count: int, seed: int, allowed: Allowed
     ) -> list[dict[str, KnobValue]]:
-        """Returns `count` different points; filled up at random where TPE repeats itself."""
-        found: dict[str, dict[str, KnobValue]] = {}
+        """Returns the `count` most promising of `CANDIDATES` per point drawn, half at random."""
+        wanted = CANDIDATES * count
+        drawn: dict[str, dict[str, KnobValue]] = {}
         with _quiet():
             study = _study_of(space, told, seed)
-            for _ in range(_ASKS_PER_POINT * count):
-                if len(found) == count:
-                    break
+            for _ in range(wanted // 2):
                 point = _asked(study, space)
                 if allowed(point):
-                    found.setdefault(point_key(point), point)
-        missing = count - len(found)
-        if missing > 0:
-            fresh = RandomProposer().propose(
-                space, told, missing, seed, lambda k: allowed(k) and point_key(k) not in found
-            )
-            found.update({point_key(point): point for point in fresh})
-        return list(found.values())
+                    drawn.setdefault(point_key(point), point)
+        fresh = RandomProposer().propose(
+            space,
+            told,
+            wanted - len(drawn),
+            seed,
+            lambda k: allowed(k) and point_key(k) not in drawn,
+        )
+        points = [*drawn.values(), *fresh]
+        measured = _measured(told)
+        return [points[index] for index in picked(space, measured, points, count)] if points else []
+
+
+def _measured(told: Sequence[Told]) -> list[Measured]:
+    """Returns what the process is fitted to; a point that can't run counts as the slowest."""
+    rates = [item.samples_per_s for item in told if item.samples_per_s is not None]
+    slowest = min(rates, default=0.0)
+    return [
+        Measured(item.knobs, item.samples_per_s or slowest, item.error_frac)
+        for item in told
+        if rates and (item.samples_per_s is not None or item.kind is OutcomeKind.INFEASIBLE)
+    ]
 
 
 def _study_of(space: Space, told: Sequence[Told], seed: int) -> optuna.Study:

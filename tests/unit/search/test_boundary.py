@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from lf_ray.search.plan.boundary import Effects, dominated
-from lf_ray.testing.objectives import BASELINE_KNOBS, layer_gradients
+from lf_ray.search.plan.boundary import Effects, Misfit, credible, dominated, dominating
+from lf_ray.testing.objectives import BASELINE_KNOBS, layer_gradients, out_of_memory
 
 
 def knobs(**changed: Any) -> dict[str, Any]:
@@ -69,3 +69,14 @@ def test_before_the_baseline_only_equal_knobs_are_the_same() -> None:
     effects = Effects()
     assert effects.key(knobs(overlap__bucket_size_mb=64.0)) != effects.key(knobs())
     assert effects.key(knobs()) == effects.key(knobs())
+
+
+def test_a_misfit_that_larger_points_contradict_rules_out_nothing() -> None:
+    misfit = Misfit("t002", knobs(overlap__ratio=0.5), out_of_memory())
+    assert credible([misfit], [knobs(batch__per_gpu=2)]) == [misfit]
+    assert credible([misfit], [knobs()]) == []
+    assert dominating(knobs(batch__per_gpu=8), [misfit]) == (
+        "t002",
+        "at least as large as t002, which did not fit: CUDA out of memory in backward",
+    )
+    assert dominating(knobs(batch__per_gpu=2), [misfit]) is None

@@ -66,7 +66,7 @@ def test_the_answer_is_the_same_after_a_kill_at_any_event(proposer: Proposer) ->
     events = whole.log.events
     assert stop.exit_code == 0
     assert len(events) > 35, stop
-    step = 1 if isinstance(proposer, RandomProposer) else 7
+    step = 1 if isinstance(proposer, RandomProposer) else 11
     for cut in range(1, len(events) - 1, step):
         resumed = new_sweep(proposer)
         assert resumed.run(events[:cut]) == stop, cut
