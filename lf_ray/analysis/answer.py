@@ -178,8 +178,11 @@ def _slices(
 ) -> tuple[Slice, ...]:
     if anchor is None:
         return ()
-    return tuple(
-        slice_of(
+    found = []
+    for knob, values in history.header.space.items():
+        if knob not in anchor.knobs:
+            continue
+        along = slice_of(
             gathered.points,
             anchor,
             knob,
@@ -187,19 +190,29 @@ def _slices(
             baseline_value=history.header.baseline_knobs[knob],
             dead=history.dead,
         )
-        for knob, values in history.header.space.items()
-        if knob in anchor.knobs
-    )
+        found.append(replace(along, inactive=_is_inactive(history, knob)))
+    return tuple(found)
+
+
+def _walked(history: SweepHistory) -> Mapping[str, Sequence[KnobValue]] | None:
+    """Returns the ladders that the slices walked, None before they were done."""
+    noted = [stage["ladders"] for stage in history.stages if "ladders" in stage]
+    return noted[-1] if noted else None
+
+
+def _is_inactive(history: SweepHistory, knob: str) -> bool:
+    walked = _walked(history)
+    return walked is not None and knob not in walked
 
 
 def _ladder(history: SweepHistory, knob: str, values: Sequence[KnobValue]) -> Sequence[KnobValue]:
-    """Returns the values of a ladder; where the space holds a rule in words, those tried."""
+    """Returns the values of a ladder: those walked, or the space's, or (a rule) those tried."""
+    walked = _walked(history)
+    if walked is not None and knob in walked:
+        return walked[knob]
     own = history.header.baseline_knobs[knob]
     if isinstance(own, str) or not any(isinstance(value, str) for value in values):
         return values
-    noted = [s["ladders"][knob] for s in history.stages if knob in s.get("ladders", {})]
-    if noted:
-        return list(noted[-1])
     tried = [request.knobs[knob] for request in history.started]
     return [own, *tried, *(item.knobs[knob] for item in history.dead if knob in item.knobs)]
 

@@ -242,7 +242,11 @@ def _dead(slice_: Slice) -> Knee:
         best_value=best_value,
         advised=slice_.baseline_value,
         confidence_frac=1.0,
-        reason="no value on the ladder changes anything effective here",
+        reason=(
+            "it has no say while the other knobs are as at the best point"
+            if slice_.inactive
+            else "no value on the ladder changes anything effective here"
+        ),
     )
 
 

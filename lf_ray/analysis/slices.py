@@ -59,6 +59,7 @@ class Slice:
 
     Attributes:
         closed: whether nothing lies beyond the cheap end, and beyond the costly end.
+        inactive: the knob has no say while the others are as they are at the best point.
     """
 
     knob: str
@@ -66,10 +67,13 @@ class Slice:
     best_index: int
     baseline_value: KnobValue
     closed: tuple[bool, bool] = (False, False)
+    inactive: bool = False
 
     @property
     def is_dead(self) -> bool:
         """Returns whether every value of the ladder comes to the same thing."""
+        if self.inactive:
+            return True
         ids = {reading.point_id for reading in self.readings}
         return len(self.readings) > 1 and len(ids) == 1 and None not in ids
 

@@ -126,3 +126,25 @@ def test_seconds_add_up_and_leave_out_the_pause_before_a_resume(seeded_history: 
     later = tuple(replace(event, wall_s=event.wall_s + 5000.0) for event in tail)
     paused = replace(history, events=(*head, resumed, *later))
     assert answer_of(paused).seconds.total == pytest.approx(seconds.total)
+
+
+def test_a_knob_without_a_say_at_the_best_is_dead(seeded_history: History) -> None:
+    history = seeded_history("peaked")
+    header = replace(
+        history.header, space={**history.header.space, "pipeline.prefix": ("off", "on")}
+    )
+    answer = answer_of(replace(history, header=header))
+    prefix = answer.knees[-1]
+    assert (prefix.knob, prefix.status) == ("pipeline.prefix", KneeStatus.DEAD)
+    assert "has no say" in prefix.reason
+    assert answer.knee_knobs["pipeline.prefix"] == "off"
+
+
+def test_a_space_that_holds_a_rule_is_read_from_what_was_walked_or_tried(
+    seeded_history: History,
+) -> None:
+    history = seeded_history("peaked")
+    rule = {**history.header.space, BUCKET: ("powers of two",)}
+    ruled = replace(history, header=replace(history.header, space=rule))
+    assert answer_of(ruled).knees[0].value == 2.0
+    assert answer_of(replace(ruled, stages=())).knees[0].value == 2.0

@@ -77,7 +77,7 @@ def _hidden_s(point: Point) -> float:
 
 def _num_sent(point: Point, during: bool) -> int:
     total = point.effective.get("num_buckets", 1)
-    share = point.effective.get("overlap.ratio", point.knobs.get("overlap.ratio", 0.0))
+    share = point.effective.get("share_during_backward", point.knobs.get("overlap.ratio", 0.0))
     if not isinstance(total, int | float) or not isinstance(share, int | float):
         return 1
     early = round(float(total) * float(share))
