@@ -1,22 +1,43 @@
 """Binds the runtime to GR00T N1.6: settings to model, data to active embodiment slots."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from lf_ray.data.batches.sizes import groot_config
-from lf_ray.data.batches.training_set import BatchSource, TrainingSet
+from lf_ray.errors import CheckpointError
 from lf_ray.settings import ModelSettings, SweepConfig
-from models.groot_n1_6.config import TuneFlags
+from models.groot_n1_6.checkpoint.errors import CheckpointFormatError
+from models.groot_n1_6.config import GrootConfig, TuneFlags
 from models.groot_n1_6.model import GrootN16, build
+from models.groot_n1_6.weights import load_weights
 
 
-def build_groot(config: SweepConfig, source: BatchSource, device: torch.device) -> GrootN16:
-    """Returns the model with the data's embodiments active; weights are the same on all ranks."""
-    groot = groot_config(config.model)
-    model = build(groot, tune=tune_flags(config.model), device=device, seed=config.sweep.seed)
-    model.activate_embodiments(active_slots(source, groot))
+def build_groot(config: SweepConfig, slots: Sequence[int], device: torch.device) -> GrootN16:
+    """Returns the model with these embodiments active; weights are the same on all ranks.
+
+    Raises:
+        CheckpointError: model.weights can't be loaded.
+    """
+    settings = config.model
+    groot = sized(settings)
+    model = build(groot, tune=tune_flags(settings), device=device, seed=config.sweep.seed)
+    if settings.weights is not None:
+        try:
+            load_weights(model, settings.weights)
+        except CheckpointFormatError as error:
+            raise CheckpointError(str(error)) from error
+    model.activate_embodiments(slots)
     return model
+
+
+def sized(settings: ModelSettings) -> GrootConfig:
+    """Returns the configured architecture."""
+    groot = GrootConfig.of_size(settings.size)
+    if settings.image_px != groot.image_px:
+        groot = groot.with_views(settings.image_px)
+    return replace(groot, state_dropout_prob=settings.state_dropout_prob)
 
 
 def tune_flags(settings: ModelSettings) -> TuneFlags:
@@ -31,8 +52,10 @@ def tune_flags(settings: ModelSettings) -> TuneFlags:
     )
 
 
-def active_slots(source: BatchSource, groot: Any) -> list[int]:
-    """Returns the embodiment slots that occur in the data."""
+def active_slots(source: Any, settings: ModelSettings) -> list[int]:
+    """Returns the embodiment slots that occur in opened data."""
+    from lf_ray.data.batches.training_set import TrainingSet
+
     if isinstance(source, TrainingSet):
         return sorted({part.embodiment.slot for part in source.parts})
-    return [groot.slots[0][1]]
+    return [sized(settings).slots[0][1]]

@@ -81,9 +81,9 @@ class Parts:
 
     def model(self, config: SweepConfig, device: torch.device) -> Any:
         """Returns the model on its device: an nn.Module that is a `StepModel`."""
-        from lf_ray.runtime.groot import build_groot
+        from lf_ray.runtime.groot import active_slots, build_groot
 
-        return build_groot(config, self._open(config), device)
+        return build_groot(config, active_slots(self._open(config), config.model), device)
 
     def loader(
         self, config: SweepConfig, rank: int, seed: int, batch_size: int, device: torch.device

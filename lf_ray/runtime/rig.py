@@ -30,10 +30,15 @@ class Rig:
     """
 
     def __init__(
-        self, model: Any, inputs: StepInputs, settings: TrainSettings, *, num_ranks: int
+        self,
+        model: Any,
+        inputs: StepInputs,
+        settings: TrainSettings,
+        *,
+        num_ranks: int,
+        device: torch.device,
     ) -> None:
         self.model = model
-        device = next(model.parameters()).device
         self.dropout = torch.Generator(device)
         if hasattr(model, "set_generator"):
             model.set_generator(self.dropout)

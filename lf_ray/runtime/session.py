@@ -267,7 +267,13 @@ class Session:
     def _equipment_on(self, feed: Feed) -> Equipment:
         if self._rig is None:
             inputs, _ = feed.next(0, NoLaps())
-            self._rig = Rig(self._model, inputs, self._config.train, num_ranks=self._num_ranks)
+            self._rig = Rig(
+                self._model,
+                inputs,
+                self._config.train,
+                num_ranks=self._num_ranks,
+                device=self._device,
+            )
             self._watch = NumericsWatch(
                 self._rig,
                 num_steps=self._config.measure.gate_steps,

@@ -1,4 +1,4 @@
-"""A pool of gloo ranks that outlives a test: started once, then a case costs milliseconds.
+"""A pool of ranks that outlives a test: started once, then a case costs milliseconds.
 
 Cases are module-level functions `case(place, *args)`; they run in every rank and return plain
 values. Every wait has a deadline that names the missing ranks. After a failed case the pool is
@@ -33,6 +33,7 @@ class RankPlace:
     world_size: int
     work_group: Any
     control_group: Any
+    device: str = "cpu"
 
 
 class RankError(Exception):
@@ -40,14 +41,16 @@ class RankError(Exception):
 
 
 class RankPool:
-    """Persistent gloo ranks on this machine.
+    """Persistent ranks on this machine.
 
     Args:
         world_size: number of ranks.
+        backend: of the work group: "gloo", or "nccl" with one GPU a rank.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, backend: str = "gloo") -> None:
         self.world_size = world_size
+        self._backend = backend
         self._processes: list[ForkServerProcess] = []
         self._pipes: list[Connection] = []
 
@@ -85,7 +88,9 @@ class RankPool:
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, self.world_size, port, theirs), daemon=True
+                target=_serve,
+                args=(rank, self.world_size, port, self._backend, theirs),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -129,9 +134,9 @@ def _free_port() -> int:
         return port
 
 
-def _serve(rank: int, world_size: int, port: int, pipe: Connection) -> None:
+def _serve(rank: int, world_size: int, port: int, backend: str, pipe: Connection) -> None:
     try:
-        place = _join(rank, world_size, port)
+        place = _join(rank, world_size, port, backend)
         pipe.send((True, os.getpid()))
     except Exception:
         pipe.send((False, traceback.format_exc()))
@@ -147,13 +152,17 @@ def _serve(rank: int, world_size: int, port: int, pipe: Connection) -> None:
             pipe.send((False, traceback.format_exc()))
 
 
-def _join(rank: int, world_size: int, port: int) -> RankPlace:
+def _join(rank: int, world_size: int, port: int, backend: str) -> RankPlace:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    if backend == "nccl":
+        # NVLink multicast needs rights that a container seldom has.
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"tcp://127.0.0.1:{port}",
         rank=rank,
         world_size=world_size,
@@ -165,6 +174,7 @@ def _join(rank: int, world_size: int, port: int) -> RankPlace:
         world_size=world_size,
         work_group=dist.group.WORLD,
         control_group=control_group,
+        device=f"cuda:{rank}" if backend == "nccl" else "cpu",
     )
 
 
