@@ -37,7 +37,7 @@ def one_step(model: nn.Module, rows: int = 8192) -> float:
     model.zero_grad(set_to_none=True)
     loss = model(data).square().mean()
     loss.backward()
-    return float(loss)
+    return float(loss.detach())
 
 
 def test_forward_and_backward_allocate_from_the_blocks(pool: MemoryPool) -> None:
