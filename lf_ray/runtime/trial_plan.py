@@ -1,6 +1,7 @@
 """What a request comes to on this group: batch, schedule, buckets, order of the step."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lf_ray.errors import ConfigError, four_parts
@@ -23,6 +24,8 @@ class TrialPlan:
     Attributes:
         config: the group's settings with the request's knobs.
         pipelined: the prefix of the next batch runs beside the update.
+        ready_order: a word for the gradients' names in ready order; equal on all ranks, or their
+            messages would not belong together.
     """
 
     config: SweepConfig
@@ -32,6 +35,7 @@ class TrialPlan:
     buckets: BucketPlan
     num_leading: int
     pipelined: bool
+    ready_order: str
 
     @property
     def global_batch(self) -> int:
@@ -65,6 +69,7 @@ class TrialPlan:
             "share_during_backward": share_during_backward(self.buckets, ratio),
             "bytes_on_wire": self.buckets.num_bytes,
             "gradient_bytes": self.buckets.num_elements * 4,
+            "ready_order": self.ready_order,
             "bucket_plan": self.buckets.signature(ratio),
             "global_batch": self.global_batch,
             "lr": self.schedule.peak,
@@ -90,12 +95,12 @@ def trial_plan(
         gradients: in ready order.
         frozen_prefix: no update touches the model's prefix.
     """
-    knobs = dict(request.knobs)
-    asked = with_knobs(config, knobs)
+    asked = with_knobs(config, dict(request.knobs))
     feed = feed_key(config, request)
     global_batch = feed.batch_size * feed.accumulation * config.num_workers
     base = config.batch.per_gpu * config.batch.accumulation * config.num_workers
     buckets = bucket_plan(gradients, asked.overlap.bucket_size_mb, asked.overlap.comm_dtype.value)
+    names = ",".join(gradient.name for gradient in gradients)
     return TrialPlan(
         config=asked,
         feed=feed,
@@ -105,7 +110,8 @@ def trial_plan(
         ),
         buckets=buckets,
         num_leading=issued_during_backward(buckets, asked.overlap.ratio),
-        pipelined=_is_pipelined(asked, knobs, frozen_prefix=frozen_prefix),
+        pipelined=_is_pipelined(asked, frozen_prefix=frozen_prefix),
+        ready_order=hashlib.sha256(names.encode()).hexdigest()[:16],
     )
 
 
@@ -115,9 +121,7 @@ def feed_key(config: SweepConfig, request: TrialRequest) -> FeedKey:
     return FeedKey(request.seed, asked.per_gpu, asked.accumulation)
 
 
-def _is_pipelined(
-    config: SweepConfig, knobs: Mapping[str, KnobValue], *, frozen_prefix: bool
-) -> bool:
+def _is_pipelined(config: SweepConfig, *, frozen_prefix: bool) -> bool:
     if config.pipeline.prefix is Switch.off:
         return False
     if not frozen_prefix:

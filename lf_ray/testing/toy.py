@@ -18,15 +18,16 @@ from lf_ray.settings import SweepConfig, knobs_of
 class ToyBlock(nn.Module):
     """A residual block whose dropout draws from the model's generator."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, drop_prob: float) -> None:
         super().__init__()
+        self.drop_prob = drop_prob
         self.up = nn.Linear(width, 2 * width)
         self.down = nn.Linear(2 * width, width)
 
     def forward(self, x_BW: Tensor, generator: torch.Generator | None) -> Tensor:
         """Returns the block's output."""
         hidden = self.up(x_BW).tanh()
-        keep = torch.rand(hidden.shape, device=hidden.device, generator=generator) > 0.1
+        keep = torch.rand(hidden.shape, device=hidden.device, generator=generator) >= self.drop_prob
         out: Tensor = x_BW + self.down(hidden * keep)
         return out
 
@@ -37,12 +38,19 @@ class ToyModel(nn.Module):
     prefix_fields = ("x_BW",)
     head_fields = ("y_BW",)
 
-    def __init__(self, width: int = 24, num_blocks: int = 4, *, frozen_prefix: bool = True) -> None:
+    def __init__(
+        self,
+        width: int = 24,
+        num_blocks: int = 4,
+        *,
+        frozen_prefix: bool = True,
+        drop_prob: float = 0.1,
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.width = width
         self.frozen = nn.Linear(width, width).requires_grad_(not frozen_prefix)
-        self.blocks = nn.ModuleList([ToyBlock(width) for _ in range(num_blocks)])
+        self.blocks = nn.ModuleList([ToyBlock(width, drop_prob) for _ in range(num_blocks)])
         self.out = nn.Linear(width, width)
         self.unused = nn.Parameter(torch.zeros(width))
         self.generator: torch.Generator | None = None

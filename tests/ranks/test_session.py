@@ -1,13 +1,16 @@
 """A session on gloo ranks: overlap changes nothing, the gate sees what does, warm equals cold."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+import torch
 
+from lf_ray.runtime.draws import Draws
 from lf_ray.runtime.session import Session
+from lf_ray.settings import SweepConfig
 from lf_ray.testing.ranks import RankPlace, RankPool
-from lf_ray.testing.toy import ToyParts, toy_config, toy_request
+from lf_ray.testing.toy import ToyModel, ToyParts, toy_config, toy_request
 
 Ranks = Callable[[int], RankPool]
 KIB = 1 / 1024
@@ -108,3 +111,53 @@ def test_warm_equals_cold(ranks: Ranks) -> None:
     for warm, cold in ranks(2).run(_warm_and_cold, a, b):
         for name in ("losses", "norms", "weights", "gate", "effective"):
             assert warm[name] == cold[name]
+
+
+class QuietParts(ToyParts):
+    """No noise and no dropout: the gradient of a global batch is one well-defined number."""
+
+    def model(self, config: SweepConfig, device: torch.device) -> Any:
+        return ToyModel(drop_prob=0.0)
+
+    def draws(self, shapes: Mapping[str, tuple[int, ...]], *place: Any) -> Draws:
+        return {name: torch.zeros(shape) for name, shape in shapes.items()}
+
+
+def _factorized(place: RankPlace, batches: list[tuple[int, int]]) -> list[Any]:
+    results = []
+    for per_gpu, accumulation in batches:
+        session = _session(place, QuietParts())
+        knobs = {"batch.per_gpu": per_gpu, "batch.accumulation": accumulation}
+        effective = session.prepare(toy_request(toy_config(place.world_size), knobs))
+        samples = session.run(3)
+        results.append([effective["global_batch"], [item.grad_norm for item in samples]])
+    return results
+
+
+def test_equal_global_batches_give_equal_gradients(ranks: Ranks) -> None:
+    for results in ranks(2).run(_factorized, [(12, 1), (6, 2), (4, 3), (2, 6)]):
+        for global_batch, norms in results:
+            assert global_batch == 24
+            assert norms == pytest.approx(results[0][1], rel=2e-5)
+
+
+def _overlap_metrics(place: RankPlace) -> list[dict[str, Any]]:
+    session = _session(place)
+    found = []
+    for ratio in (0.0, 1.0):
+        knobs = {"overlap.bucket_size_mb": 4 * KIB, "overlap.ratio": ratio}
+        session.prepare(toy_request(toy_config(place.world_size), knobs))
+        session.run(8)
+        found.append(dict(session.measure_overlap()))
+        session.reset()
+    return found
+
+
+def test_hidden_share_is_measured_once_for_equal_settings(ranks: Ranks) -> None:
+    first, second = ranks(2).run(_overlap_metrics)
+    assert first[0]["t_comm_s"] > 0
+    for one, other in zip(first, second):
+        assert one == other  # the slowest rank's, on every rank
+        assert set(one) == {"t_comm_s", "t_no_comm_s", "overlap_hidden"}
+    for name in ("t_comm_s", "t_no_comm_s"):
+        assert first[0][name] == first[1][name]
