@@ -85,6 +85,8 @@ class ModelSettings:
         tokenizer: folder of the tokenizer; None takes the built-in one of nano.
         image_px: side of the square view that the vision tower sees.
         state_dropout_prob: chance that a sample's state is replaced by the mask token.
+        fused_kernels: on a GPU, run the prefix and the blocks that learn on fewer kernels.
+        compile_blocks: compile those blocks, once a batch size (tens of seconds the first time).
     """
 
     size: str = "nano"
@@ -98,6 +100,8 @@ class ModelSettings:
     tune_diffusion_model: bool = True
     tune_vlln: bool = True
     state_dropout_prob: float = 0.0
+    fused_kernels: bool = True
+    compile_blocks: bool = True
 
 
 @dataclass(kw_only=True, slots=True)
@@ -136,6 +140,9 @@ class DataSettings:
         order: of samples: "shuffle", "block" (short stretches of episodes, for sets whose frames
             don't fit the cache), or "auto", which asks whether they fit.
         skip_corrupt: name, count and skip an undecodable frame instead of ending the trial.
+        holdout_episodes: last episodes of each data set that are not trained on, but on which the
+            action error is measured at the end; None leaves none out of a sweep, and a twentieth
+            (at least one of five or more) out of a training.
     """
 
     source: str = "sample"
@@ -151,6 +158,7 @@ class DataSettings:
     decode_threads: int = 1
     order: str = "auto"
     skip_corrupt: bool = False
+    holdout_episodes: int | None = None
 
     @property
     def paths(self) -> list[str]:
@@ -192,8 +200,11 @@ class TrainSettings:
             baseline's own.
         warmup_ratio: share of the steps with a rising rate.
         max_samples: length in samples; steps follow from the batch. Exclusive with max_steps.
-        save_every: steps between checkpoints; 0 saves at the end only.
+        save_every: steps between checkpoints; 0 saves at the end only, None takes a tenth of the
+            training, 1000 at most.
         keep: checkpoints that stay on disk.
+        max_restarts: how often a dead or hung rank is answered by going on from the last
+            checkpoint.
         accept_stale: train with a configuration found on another model, device or world size.
     """
 
@@ -207,7 +218,7 @@ class TrainSettings:
     warmup_ratio: float = 0.05
     max_steps: int | None = None
     max_samples: int | None = None
-    save_every: int = 0
+    save_every: int | None = None
     keep: int = 2
     max_restarts: int = 3
     accept_stale: bool = False

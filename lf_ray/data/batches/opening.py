@@ -94,7 +94,8 @@ def _open_part(
     check_sizes(found, modality, config)
     raise_problems(found.problems)
     cache_dir = Path(data.cache_dir).expanduser()
-    return LeRobotDataset(read_meta(info), modality, cache_dir), embodiment
+    num_held_out = data.holdout_episodes or 0
+    return LeRobotDataset(read_meta(info), modality, cache_dir, num_held_out), embodiment
 
 
 def _prompt_numbers(dataset: LeRobotDataset, texts: list[str]) -> NDArray[np.int64]:

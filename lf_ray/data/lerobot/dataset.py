@@ -32,14 +32,24 @@ class LeRobotDataset:
         modality: what a sample is made of.
         first_row_E: first row of each episode.
         num_samples: samples in all.
+
+    Args:
+        num_held_out: last episodes that give no samples; statistics and rows still cover them.
     """
 
-    def __init__(self, meta: Meta, modality: Modality, cache_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        meta: Meta,
+        modality: Modality,
+        cache_dir: Path | None = None,
+        num_held_out: int = 0,
+    ) -> None:
         self.meta = meta
         self.modality = modality
         lengths_E = np.array([episode.num_frames for episode in meta.episodes], np.int64)
         self.first_row_E: Rows = np.concatenate([[0], np.cumsum(lengths_E)])
         usable_E = np.maximum(lengths_E - self.modality.horizon + 1, 0)
+        usable_E[len(usable_E) - min(num_held_out, len(usable_E)) :] = 0
         self._last_sample_E = np.cumsum(usable_E)
         self.num_samples = int(usable_E.sum())
         if not self.num_samples:
@@ -66,6 +76,11 @@ class LeRobotDataset:
     def episode_at(self, row: int) -> int:
         """Returns the position in `meta.episodes` of the episode that holds a row."""
         return int(np.searchsorted(self.first_row_E, row, side="right")) - 1
+
+    def samples_of(self, episode: int) -> range:
+        """Returns the samples that an episode gives; episodes by position in the meta folder."""
+        first = int(self._last_sample_E[episode - 1]) if episode else 0
+        return range(first, int(self._last_sample_E[episode]))
 
     def block_edges(self, max_samples: int) -> Rows:
         """Returns the first sample of each short stretch of an episode, and the number of all."""
