@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lf_ray.clock import Clock
-from lf_ray.protocol import TrialOutcome, TrialRequest
+from lf_ray.protocol import TrialOutcome, TrialRecord, TrialRequest
 from lf_ray.trial.faults.deadlines import Standing, standing
 from lf_ray.trial.faults.outcomes import ErrorReport, error_report
 from lf_ray.trial.ranks.contracts import Control, WorkerSession
 from lf_ray.trial.visit import BLOCK_S, Bench, VisitSettings, agree, run_visit
 
 IDLE = "idle"
+
+Visit = Callable[[WorkerSession, Bench, TrialRequest, VisitSettings], TrialRecord]
+"""Answers a request on one rank; the record is the same on all of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,12 +54,14 @@ class ServeSettings:
 
     Attributes:
         start_s: from the order to start until every rank's model stands.
+        visit: what a request is answered with; picklable.
     """
 
     start_s: float = 300.0
     reset_s: float = 60.0
     gate_steps: int = 3
     block_s: float = BLOCK_S
+    visit: Visit = run_visit
 
 
 class RankWatch:
@@ -175,7 +180,7 @@ class _Rank:
             first_of_group=not self.told_gradients,
             reset_s=self.reset_s,
         )
-        record = run_visit(self.session, self.bench, request, visit)
+        record = self.settings.visit(self.session, self.bench, request, visit)
         self.told_gradients = self.told_gradients or bool(record.gradients)
         first = self.bench.control.rank == 0
         if first:
