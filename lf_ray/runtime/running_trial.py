@@ -120,9 +120,9 @@ class RunningTrial:
         self.start_over()
 
     def resume(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on where `state` was taken; data and draws follow from its step."""
+        """Goes on where `state` was taken; data and draws follow from its steps."""
         self._equipment.rig.load_state(state)
-        self.step = int(state["step"])
+        self.step = int(state["steps_done"])
 
     def capture(self) -> dict[str, float]:
         """Captures the step; steps that have run are run again, so that all are captured ones."""

@@ -94,6 +94,11 @@ class Session:
         return self._trial.lr if self._trial is not None else ()
 
     @property
+    def model(self) -> Any:
+        """Returns the module that is trained, for exports and evaluation between steps."""
+        return self._model
+
+    @property
     def gradients(self) -> tuple[GradientTensor, ...]:
         """Returns what is sent, in ready order; empty before the first backward."""
         return self._rig.gradients if self._rig is not None else ()
@@ -189,7 +194,7 @@ class Session:
         """Returns what a checkpoint holds: masters and moments by name, and the step count."""
         assert self._rig is not None, "prepare comes first"
         with self._lane.active():
-            return self._rig.state() | {"step": torch.tensor(self._running().step)}
+            return self._rig.state() | {"steps_done": torch.tensor(self._running().step)}
 
     def resume(self, state: Mapping[str, torch.Tensor]) -> None:
         """Goes on where `state` was taken; after `prepare`, before or after `capture`.
