@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from lf_ray.errors import CheckpointError
+from lf_ray.runtime.kernels import fuse_head, fuse_prefix
 from lf_ray.settings import ModelSettings, SweepConfig
 from models.groot_n1_6.checkpoint.errors import CheckpointFormatError
 from models.groot_n1_6.config import GrootConfig, TuneFlags
@@ -30,6 +31,21 @@ def build_groot(config: SweepConfig, slots: Sequence[int], device: torch.device)
             raise CheckpointError(str(error)) from error
     model.activate_embodiments(slots)
     return model
+
+
+def fuse(model: GrootN16, settings: ModelSettings) -> str:
+    """Puts the model on fused kernels where it can be; returns in a word what runs.
+
+    Must come before anything is compiled, captured or hooked.
+    """
+    if not settings.fused_kernels:
+        return "plain"
+    refused = {
+        "prefix": fuse_prefix(model),
+        "head": fuse_head(model, compile_blocks=settings.compile_blocks),
+    }
+    plain = [f"{part} plain ({reason})" for part, reason in refused.items() if reason]
+    return ", ".join(plain) or "fused"
 
 
 def sized(settings: ModelSettings) -> GrootConfig:

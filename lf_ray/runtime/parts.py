@@ -74,16 +74,23 @@ class Loader(Protocol):
 
 
 class Parts:
-    """The real parts: GR00T N1.6, the batch loader, the process group's all-reduce."""
+    """The real parts: GR00T N1.6, the batch loader, the process group's all-reduce.
+
+    Attributes:
+        kernels: in a word, which kernels the model runs on; known once it is built.
+    """
 
     def __init__(self) -> None:
+        self.kernels = "plain"
         self._source: Any = None
 
     def model(self, config: SweepConfig, device: torch.device) -> Any:
         """Returns the model on its device: an nn.Module that is a `StepModel`."""
-        from lf_ray.runtime.groot import active_slots, build_groot
+        from lf_ray.runtime.groot import active_slots, build_groot, fuse
 
-        return build_groot(config, active_slots(self._open(config), config.model), device)
+        model = build_groot(config, active_slots(self._open(config), config.model), device)
+        self.kernels = fuse(model, config.model)
+        return model
 
     def loader(
         self, config: SweepConfig, rank: int, seed: int, batch_size: int, device: torch.device

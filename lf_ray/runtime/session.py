@@ -127,6 +127,7 @@ class Session:
             self._trial = RunningTrial(plan, tools, self._graph_pool)
         effective = plan.effective()
         effective["graph"] = self._graph_word(plan)
+        effective["kernels"] = self._parts.kernels
         effective.update(settings_in_force(plan.config, self._device, self._memory.pool))
         return effective
 

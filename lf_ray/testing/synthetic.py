@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from lf_ray.runtime.groot import build_groot, sized
+from lf_ray.runtime.groot import build_groot, fuse, sized
 from lf_ray.runtime.parts import Batch, Loader, Parts
 from lf_ray.settings import SweepConfig
 from models.groot_n1_6.batch import BatchShape, synthetic_batch
@@ -61,7 +61,9 @@ class SyntheticParts(Parts):
 
     def model(self, config: SweepConfig, device: torch.device) -> Any:
         """Returns the model with its first embodiment active."""
-        return build_groot(config, [sized(config.model).slots[0][1]], device)
+        model = build_groot(config, [sized(config.model).slots[0][1]], device)
+        self.kernels = fuse(model, config.model)
+        return model
 
     def loader(
         self, config: SweepConfig, rank: int, seed: int, batch_size: int, device: torch.device

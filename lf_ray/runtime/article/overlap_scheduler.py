@@ -114,7 +114,7 @@ class OverlapScheduler:
             if not self._active:
                 return
             if not self._is_queued:
-                # Borrowed seam (tests/unit/runtime/article holds its canary): runs when this
+                # Borrowed seam (tests/unit/runtime/article/test_seams.py): runs when this
                 # backward is done, still inside it.
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
                 self._is_queued = True
