@@ -53,16 +53,22 @@ class SyntheticLoader:
 
 
 class SyntheticParts(Parts):
-    """The real model; two views of `frame_px` and prompts up to 220 columns at public size."""
+    """The real model; two views of `frame_px` and prompts up to 220 columns at public size.
 
-    def __init__(self, frame_px: int | None = None) -> None:
+    Args:
+        frame_px: side of the square frames; None takes the model's own.
+        fused: run it on fused kernels, as the settings say.
+    """
+
+    def __init__(self, frame_px: int | None = None, *, fused: bool = False) -> None:
         super().__init__()
-        self._frame_px = frame_px
+        self._frame_px, self._fused = frame_px, fused
 
     def model(self, config: SweepConfig, device: torch.device) -> Any:
         """Returns the model with its first embodiment active."""
         model = build_groot(config, [sized(config.model).slots[0][1]], device)
-        self.kernels = fuse(model, config.model)
+        if self._fused:
+            self.kernels = fuse(model, config.model)
         return model
 
     def loader(

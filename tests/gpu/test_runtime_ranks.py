@@ -149,7 +149,7 @@ def _groot(place: RankPlace, trials: list[dict[str, Any]], steps: int) -> list[d
         place.device,
         place.work_group,
         place.control_group,
-        SyntheticParts(),
+        SyntheticParts(fused=True),
     )
     results = [_trial(session, knobs, steps) for knobs in trials]
     session.close()

@@ -264,7 +264,9 @@ def _groot(place: RankPlace, size: str, batch_size: int, steps: int) -> dict[str
     config.model.size = size
     config.train.lr = 1e-4
     config.model.image_px = 56 if size == "nano" else 224
-    session = Session(config, 0, 1, place.device, None, place.control_group, SyntheticParts())
+    session = Session(
+        config, 0, 1, place.device, None, place.control_group, SyntheticParts(fused=True)
+    )
     results = {}
     for name, knobs in ORDERS.items():
         results[name] = _trial(session, {**knobs, "batch.per_gpu": batch_size}, steps)
