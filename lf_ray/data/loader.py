@@ -62,6 +62,10 @@ class BatchLoader:
         batch_size: samples of a rank's batch.
         device: "cuda" pins the batches' memory.
         source: opened data, to share between loaders; None opens it.
+
+    Attributes:
+        bad_frames: frames that could not be had, each once.
+        num_skipped: samples that were replaced because of them.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class BatchLoader:
         self._owns_source = source is None
         self.source = source or open_batch_source(config)
         self.bad_frames: list[BadFrame] = []
+        self.num_skipped = 0
         self._skips = config.data.skip_corrupt
         source = self.source
         self._stream = SampleStream(source.sizes, source.weights, seed, source.blocks, world_size)
@@ -122,11 +127,6 @@ class BatchLoader:
     def worker_pids(self) -> list[int]:
         """Returns the ids of the decoding processes that were started."""
         return self._pool.pids()
-
-    @property
-    def num_skipped(self) -> int:
-        """Returns how many samples were replaced because a frame could not be had."""
-        return len(self.bad_frames)
 
     @property
     def is_filling(self) -> bool:
@@ -254,8 +254,10 @@ class BatchLoader:
         for place, frame in bad.items():
             if not self._skips:
                 raise _unreadable(frame)
-            _log.warning("skipped frame %d of %s: %s", frame.frame, frame.path, frame.reason)
-            self.bad_frames.append(frame)
+            self.num_skipped += 1
+            if frame not in self.bad_frames:
+                _log.warning("skipped frame %d of %s: %s", frame.frame, frame.path, frame.reason)
+                self.bad_frames.append(frame)
             size = self.source.sizes[int(picks.part[place])]
             samples[place] = (samples[place] + max(round(size * _GOLDEN_SHARE), 1)) % size
         return picks._replace(sample=samples)

@@ -199,3 +199,23 @@ def test_cameras_of_different_sizes_share_a_frame(own_set: Path, tmp_path: Path)
     assert got.shape == (1, 2, 32, 32, 3)
     assert not got[0, 1, :8].any()
     assert got[0, 1, 9:23].mean() > 180
+
+
+def test_a_variable_rate_video_is_read_by_time(own_set: Path, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rng = np.random.default_rng(0)
+    times_s = np.cumsum(rng.uniform(0.03, 0.07, 30)).round(3)
+    shown = np.sort(rng.choice(np.arange(1, 30), 23, replace=False))
+    shown = np.concatenate([[0], shown])
+    levels = [np.full((32, 32, 3), 8 * number, np.uint8) for number in range(30)]
+    name = "episode_000000"
+    path = own_set / f"videos/chunk-000/observation.images.front/{name}.mp4"
+    write_video(path, levels, 20.0, times_s=list(times_s - times_s[0]))
+    table = own_set / f"data/chunk-000/{name}.parquet"
+    rows = pq.read_table(table).to_pydict()
+    rows["timestamp"] = (times_s[shown] - times_s[0]).tolist()
+    pq.write_table(pa.table(rows), table)
+    got = images(opened(own_set, tmp_path), list(range(9))).mean(axis=(1, 2, 3, 4))
+    assert np.abs(got - 8 * shown[:9]).max() < 4
