@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS = 4
+NORM_WARPS = 4
 SWIGLU_BLOCK = 1024
 
 
@@ -110,7 +111,7 @@ def add_norm(
     bias_C: Tensor | None,
     eps: float,
     num_rows: int = ROWS,
-    num_warps: int = 4,
+    num_warps: int = NORM_WARPS,
 ) -> tuple[Tensor, Tensor]:
     """Returns the stream plus delta, and its norm: LayerNorm with a bias, RMS norm without one."""
     width = stream_RC.shape[-1]

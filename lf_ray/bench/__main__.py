@@ -1,0 +1,21 @@
+"""`python -m lf_ray.bench NAME ...`: a table, then one line of JSON."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+NAMES = ("step", "overhead", "search", "data")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Hands the arguments to a benchmark and returns its exit code, 2 where there is none."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] not in NAMES:
+        sys.stdout.write(f"python -m lf_ray.bench {'|'.join(NAMES)} [--help]\n")
+        return 0 if arguments[:1] in ([], ["--help"], ["-h"]) else 2
+    benchmark = importlib.import_module(f"lf_ray.bench.{arguments[0]}")
+    return int(benchmark.main(arguments[1:]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
