@@ -11,7 +11,8 @@ from lf_ray.analysis.points import Point, Visit, knob_key
 from lf_ray.protocol import KnobValue, OutcomeKind
 from lf_ray.record.history import DeadPoint
 
-_LARGER_IS_CHEAPER = ("overlap.bucket_size_mb",)
+_BUCKET = "overlap.bucket_size_mb"
+_LARGER_IS_CHEAPER = (_BUCKET,)
 _WORDS = {
     "overlap.comm_dtype": ("fp32", "bf16"),
     "pipeline.prefix": ("off", "on"),
@@ -26,7 +27,7 @@ _LEAST = {
     "data.prefetch": 1,
 }
 _MOST = {"overlap.ratio": 1.0}
-_UNITS = {"overlap.bucket_size_mb": "MiB"}
+_UNITS = {_BUCKET: "MiB"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +35,7 @@ class Reading:
     """What was measured at one value of a ladder.
 
     Attributes:
-        is_whole: everything is sent in one bucket there, so a larger one comes to the same.
+        sent_mib: what a step sends there, where it is known.
         point_id: whose measurement this is; two values with one id come to the same thing.
         usable: it was measured and may be chosen.
         note: why it may not be chosen, in words, where it was tried.
@@ -45,7 +46,7 @@ class Reading:
     visits: tuple[Visit, ...]
     usable: bool
     note: str = ""
-    is_whole: bool = False
+    sent_mib: float | None = None
 
     @property
     def is_missing(self) -> bool:
@@ -160,7 +161,7 @@ def _reading(value: KnobValue, found: Sequence[Point]) -> Reading:
         visits=visits,
         usable=usable,
         note=note,
-        is_whole=found[0].effective.get("num_buckets") == 1,
+        sent_mib=_sent_mib(found[0]),
     )
 
 
@@ -170,10 +171,19 @@ def _closed(knob: str, readings: Sequence[Reading]) -> tuple[bool, bool]:
         return True, True
     cheap, costly = float(readings[0].value), float(readings[-1].value)
     cheap_closed = cheap <= _LEAST.get(knob, float("-inf")) or _same(readings[:2])
-    if knob in _LARGER_IS_CHEAPER:
-        cheap_closed = _same(readings[:2]) or readings[0].is_whole
     costly_closed = costly >= _MOST.get(knob, float("inf")) or bool(readings[-1].note)
+    if knob == _BUCKET:
+        # Its domain ends where one bucket holds all, and at 256 buckets or 1/64 MiB.
+        sent_mib = next((item.sent_mib for item in readings if item.sent_mib), float("inf"))
+        least_mib = max(1 / 64, sent_mib / 256) if sent_mib < float("inf") else 1 / 64
+        cheap_closed = _same(readings[:2]) or 2 * cheap > sent_mib
+        costly_closed = costly_closed or costly / 2 < least_mib
     return cheap_closed, costly_closed
+
+
+def _sent_mib(point: Point) -> float | None:
+    sent = point.effective.get("bytes_on_wire")
+    return float(sent) / 2**20 if isinstance(sent, int | float) and sent else None
 
 
 def _same(readings: Sequence[Reading]) -> bool:

@@ -36,6 +36,9 @@ def sentences(answer: Answer) -> list[str]:
             f"{answer.baseline.samples_per_step} samples a step on {_where(answer)}."
         )
     said += _winner_words(answer)
+    if answer.verdict is Verdict.KEEP_BASELINE and answer.fastest is not answer.baseline:
+        assert answer.fastest is not None
+        said.append(f"Read around {answer.fastest.id}, which is not certainly faster:")
     said += [knee_in_words(knee) for knee in answer.knees]
     said += _joint_words(answer)
     said += economy_words(answer)

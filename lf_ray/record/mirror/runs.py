@@ -22,6 +22,7 @@ from lf_ray.record.mirror.numbers import (
     with_bounds,
 )
 from lf_ray.record.mirror.updates import (
+    EFFECTIVE_OF,
     FAILED,
     FINISHED,
     KILLED,
@@ -137,11 +138,14 @@ class Mirror:
                 key=request.id,
                 parent=parent,
                 name=self._name(request),
-                params={
-                    f"effective.{clean_key(name)}": param_text(value)
-                    for name, value in record.outcome.effective.items()
-                },
-                tags=clean_tags({**_outcome_tags(record), **odd}),
+                params=self._effective(record, as_params=True),
+                tags=clean_tags(
+                    {
+                        **_outcome_tags(record),
+                        **self._effective(record, as_params=False),
+                        **odd,
+                    }
+                ),
                 metrics=tuple(points),
                 status=FAILED if lost else FINISHED,
                 end_ms=in_ms(at_s),
@@ -218,6 +222,16 @@ class Mirror:
             if name in self.varied or value != self.baseline_knobs.get(name)
         }
 
+    def _effective(self, record: TrialRecord, *, as_params: bool) -> dict[str, str]:
+        """Returns what really ran: as parameters what can vary in this sweep, as tags the rest."""
+        groups = {name.split(".")[0] for name in self.varied}
+        found: dict[str, str] = {}
+        for name, value in record.outcome.effective.items():
+            varies = bool(EFFECTIVE_OF.get(name, groups) & groups)
+            if varies == as_params:
+                found[f"effective.{clean_key(name)}"] = param_text(value)
+        return found
+
     def _pooled(self, point_id: str) -> tuple[Interval, int] | None:
         group = [record for record in self.visits[point_id] if is_measured(record)]
         if not group:
@@ -235,10 +249,16 @@ class Mirror:
         steps = len(own.trace.wall_s) if own and own.trace else 0
         flat = rates(step_s, samples_per_step)
         points = points_at(flat, steps + step_s.num_visits - 1, at_s)
+        tags = {"visits": str(step_s.num_visits)}
+        late = own is not None and not is_measured(own)
+        if late:  # its own visit came to nothing, a later one did not
+            tags |= {"outcome": str(OutcomeKind.COMPLETED), "reason": "measured when visited again"}
         return RunUpdate(
             key=point_id,
             metrics=tuple(finite(points)[0]),
-            tags={"visits": str(step_s.num_visits)},
+            tags=tags,
+            status=FINISHED if late else "",
+            end_ms=in_ms(at_s) if late else 0,
         )
 
     def _sweep_update(self, at_s: float) -> list[RunUpdate]:

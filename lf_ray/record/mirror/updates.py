@@ -15,6 +15,28 @@ PARAM_NAMES = {
     "overlap.ratio": "overlap_ratio",
     "memory.block_sizes": "block_sizes",
 }
+# Which groups of knobs an effective value follows from; one that is not here counts as varying.
+EFFECTIVE_OF: dict[str, set[str]] = {
+    "num_buckets": {"overlap"},
+    "bucket_bytes_min": {"overlap"},
+    "bucket_bytes_max": {"overlap"},
+    "share_during_backward": {"overlap"},
+    "bytes_on_wire": {"overlap"},
+    "split_layers": set(),
+    "gradient_bytes": set(),
+    "bucket_plan": set(),
+    "world_size": set(),
+    "settings_mismatch": set(),
+    "global_batch": {"batch"},
+    "lr": {"batch"},
+    "warmup_steps": {"batch"},
+    "prefix": {"pipeline"},
+    "graph": {"graph"},
+    "allocator": {"memory"},
+    "nccl_algo": {"nccl"},
+    "nccl_max_ctas": {"nccl"},
+    "nccl_version": set(),
+}
 MAX_PARAM_LENGTH = 500
 MAX_TAG_LENGTH = 4000
 

@@ -116,6 +116,24 @@ def test_a_cheapest_value_that_would_do_is_an_edge_unless_nothing_is_cheaper(
     assert (knee.value, knee.status) == (0.0, KneeStatus.RESOLVED)
 
 
+def test_a_bucket_that_could_hardly_be_larger_is_no_edge(make_record: Make) -> None:
+    records = [
+        make_record(
+            f"t{index:03d}",
+            100.0 if value > 16 else 80.0,
+            knobs=_knobs(value),
+            effective={"bytes_on_wire": 40 * 2**20},
+            seed=index,
+        )
+        for index, value in enumerate([8.0, 16.0, 25.0, 32.0])
+    ]
+    points = points_of(records)
+    along = slice_of(points, points[3], KNOB, [8.0, 16.0, 25.0, 32.0], baseline_value=25.0)
+    assert along.closed == (True, False)
+    knee = knee_estimate(along)
+    assert (knee.value, knee.status) == (32.0, KneeStatus.RESOLVED)
+
+
 def test_noise_beyond_delta_is_undetermined_and_advises_the_best(make_record: Make) -> None:
     knee = knee_estimate(
         _slice(make_record, _peaked(8.0, 95.0), noise_frac=0.4, visits=1, best=8.0)

@@ -62,20 +62,20 @@ def _request(
     return TrialRequest(id=name, knobs=knobs, seed=0, purpose=purpose, replicate_of=replicate_of)
 
 
-def _record(request: TrialRequest, step_s: float = 0.1, **changes: object) -> TrialRecord:
+def _record(request: TrialRequest, mean_s: float = 0.1, **changes: object) -> TrialRecord:
     fields: dict[str, object] = {
         "request": request,
         "outcome": TrialOutcome(kind=OutcomeKind.COMPLETED, stop_rule="settled"),
         "samples_per_step": 8,
         "trace": Trace(
-            wall_s=(step_s,) * 24,
+            wall_s=(mean_s,) * 24,
             loss=tuple(1.0 / (n + 1) for n in range(24)),
             grad_norm=(1.0,) * 24,
             wait_s=(0.0,) * 24,
             lr=(1e-4,) * 24,
         ),
         "step_s": Interval(
-            value=step_s, lo=step_s * 0.99, hi=step_s * 1.01, num_steps=20, num_visits=1
+            value=mean_s, lo=mean_s * 0.99, hi=mean_s * 1.01, num_steps=20, num_visits=1
         ),
         "gate": GateResult(
             passed=True, bit_equal=True, worst_frac=0.0, reason="bit-equal", num_steps=3
@@ -165,6 +165,32 @@ def test_measured_again_the_trial_gets_the_pooled_number() -> None:
     assert _finals(trial)["throughput"] == pytest.approx(8 / 0.101, rel=1e-3)
     assert trial.tags["visits"] == "2"
     assert trial.metrics[0].step == 25  # later than the visit's own
+
+
+def test_a_lost_visit_is_made_good_by_a_later_one() -> None:
+    mirror = _begun()
+    request = _request("t000", Purpose.BASELINE)
+    mirror.started(request, 101.0)
+    outcome = TrialOutcome(kind=OutcomeKind.INVALID, reason="unsteady", error_kind="unsteady")
+    (lost,) = mirror.finished(_record(request, outcome=outcome, step_s=None), 115.0)
+    assert lost.status == "FAILED"
+    again = _request("t000r1", Purpose.REPLICATE, "t000")
+    mirror.started(again, 120.0)
+    _, trial, _ = mirror.finished(_record(again), 125.0)
+    assert (trial.key, trial.status) == ("t000", "FINISHED")
+    assert trial.tags["outcome"] == "completed"
+    assert _finals(trial)["throughput"] == pytest.approx(80.0)
+
+
+def test_effective_values_that_cannot_vary_are_tags() -> None:
+    mirror = _begun()  # varies overlap.ratio
+    request = _request("t000", Purpose.BASELINE)
+    effective: dict[str, KnobValue] = {"num_buckets": 4, "lr": 1e-3, "something_new": "x"}
+    outcome = TrialOutcome(kind=OutcomeKind.COMPLETED, effective=effective)
+    mirror.started(request, 101.0)
+    update = mirror.finished(_record(request, outcome=outcome), 115.0)[0]
+    assert update.params == {"effective.num_buckets": "4", "effective.something_new": "x"}
+    assert update.tags["effective.lr"] == "0.001"
 
 
 def test_non_finite_numbers_become_tags() -> None:

@@ -103,7 +103,7 @@ def _banded_line(
             [rate.lo for rate in rates],
             [rate.hi for rate in rates],
             color=color,
-            alpha=0.2,
+            alpha=0.12,
             lw=0,
         )
     axes.vlines(x, [rate.lo for rate in rates], [rate.hi for rate in rates], color=color, lw=1.3)
