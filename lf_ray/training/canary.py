@@ -1,0 +1,78 @@
+"""Whether a training is as fast as the sweep promised, told early. Pure.
+
+A configuration ages: another driver, a neighbour on the node, slower storage. Days are saved when
+the first minute says so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lf_ray.measure import read_visit
+from lf_ray.protocol import Interval
+
+MIN_STEPS = 20
+MAX_STEPS = 300
+"""When it is judged, settled or not."""
+WAIT_FRAC = 0.05
+"""A larger share of the time spent waiting for data is named as the likely cause."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Canary:
+    """The verdict.
+
+    Attributes:
+        word: as promised | faster | stale | undetermined.
+        measured: samples a second here; None where it did not settle.
+        text: a line for whoever watches.
+    """
+
+    word: str
+    measured: Interval | None
+    text: str
+
+
+def canary(
+    step_s: Sequence[float],
+    wait_s: Sequence[float],
+    samples_per_step: int,
+    promise: Interval,
+    delta_frac: float,
+) -> Canary | None:
+    """Returns the verdict on the first steps, None while it is too early.
+
+    Args:
+        step_s: wall time of each step on its slowest rank, since the start.
+        wait_s: of it, waited for data.
+        samples_per_step: over all ranks.
+        promise: throughput that the sweep measured.
+        delta_frac: what counts as equally fast.
+    """
+    if len(step_s) < MIN_STEPS:
+        return None
+    reading = read_visit(step_s, samples_per_step, delta_frac)
+    rate = reading.throughput_samples_per_s
+    if rate is None:
+        if len(step_s) < MAX_STEPS:
+            return None
+        text = f"Speed undetermined after {len(step_s)} steps ({reading.error})."
+        return Canary(word="undetermined", measured=None, text=text)
+    ratio = rate.value / promise.value
+    said = f"{rate.value:.4g} samples/s, x{ratio:.3f} of what the sweep measured"
+    if rate.hi < promise.lo * (1 - delta_frac):
+        return Canary(
+            word="stale",
+            measured=rate,
+            text=f"The configuration is stale: {said} ({promise.value:.4g}). "
+            f"{_cause(step_s, wait_s)} Training goes on; a new sweep would find what is best now.",
+        )
+    if rate.lo > promise.hi * (1 + delta_frac):
+        return Canary(word="faster", measured=rate, text=f"Faster than promised: {said}.")
+    return Canary(word="as promised", measured=rate, text=f"As fast as promised: {said}.")
+
+
+def _cause(step_s: Sequence[float], wait_s: Sequence[float]) -> str:
+    wait_frac = sum(wait_s) / max(sum(step_s), 1e-9)
+    if wait_frac > WAIT_FRAC:
+        return f"{wait_frac:.0%} of the time is spent waiting for data (data.workers, data.cache)."
+    return "Look for other work on these machines, and for new drivers or packages."

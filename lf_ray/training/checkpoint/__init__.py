@@ -1,0 +1,1 @@
+"""Checkpoints of a training: everything that its next step follows from, and no pickle."""
