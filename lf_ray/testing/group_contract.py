@@ -56,6 +56,7 @@ def planned_faults(marks: Path, step_s: float) -> tuple[Fault, ...]:
         Fault(request="slow_batch", kind="sleep", phase="rehearsal", ranks=one, seconds=slow_s),
         Fault(request="gate", kind="gate", phase="gate"),
         Fault(request="disagree", kind="disagree", phase="build", ranks=one),
+        Fault(request="mismatch", kind="mismatch", phase="build", ranks=one),
         Fault(request="refused", kind="settings", phase="build"),
         Fault(request="raises", kind="exception", phase="step", ranks=one, step=5),
         Fault(
@@ -183,6 +184,13 @@ class WarmContract:
         assert record.outcome.kind is OutcomeKind.INVALID
         assert record.outcome.rank == 1
         assert "odd True != False" in record.outcome.reason
+
+    def test_settings_that_are_not_in_force_are_invalid(self, group: SubmittingGroup) -> None:
+        """What was asked and what was found are told, with the rank."""
+        record = submitted(group, "mismatch")
+        assert record.outcome.kind is OutcomeKind.INVALID
+        assert (record.outcome.error_kind, record.outcome.rank) == ("settings", 1)
+        assert "nccl_algo is tree, asked ring" in record.outcome.reason
 
     def test_refused_knobs_are_infeasible(self, group: SubmittingGroup) -> None:
         """All ranks refuse alike, so the group stays."""

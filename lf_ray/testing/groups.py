@@ -56,6 +56,7 @@ class ThreadLauncher:
     """
 
     num_ranks: int = 2
+    node: str = ""
     faults: Sequence[Fault] = ()
     base_s: float = 0.002
     sleeps: bool = True
@@ -144,6 +145,9 @@ class ThreadGroup:
     def close(self) -> None:
         """Closes the owner, then ends its loop."""
         self._call(self.owner.close(), 30.0)
+        for threads in self.launcher.threads.values():
+            for thread in threads:  # they may still have something to tell
+                thread.join(5.0)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(10.0)
         self.loop.close()

@@ -39,7 +39,7 @@ class RayGroup:
 
     def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Runs a request and returns its record."""
-        record: dict[str, Any] = ray.get(self.owner.submit.remote(dict(request)), timeout=110)
+        record: dict[str, Any] = ray.get(self.owner.submit.remote(dict(request)), timeout=400)
         return record
 
     def state(self) -> dict[str, Any]:

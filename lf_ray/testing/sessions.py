@@ -46,7 +46,7 @@ class Fault:
     Attributes:
         kind: oom | exception | capture | settings | machine | data (raised), sigkill | sigstop
             (the process itself), nan (a loss), sleep (late by `seconds`), disagree (other effective
-            settings), short (one step less).
+            settings than rank 0), mismatch (others than asked), short (one step less).
         phase: start | build | rehearsal | capture | step | collective | gate | reset.
         ranks: where it happens.
         request: id of the request; None for any.
@@ -132,11 +132,12 @@ class FakeSession:
         """Takes the request; returns its knobs and the rank's opinion of them."""
         self.calls.append("prepare")
         self.request = request
-        disagrees = self._fault("build") == "disagree"
+        kind = self._fault("build")
         return {
             "bucket_count": int(64 / float(request.knobs["overlap.bucket_size_mb"])),
             "graph": "emulated",
-            "odd": disagrees,
+            "odd": kind == "disagree",
+            "settings_mismatch": "nccl_algo is tree, asked ring" if kind == "mismatch" else "",
         }
 
     def rehearse(self) -> None:

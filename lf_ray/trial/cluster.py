@@ -47,12 +47,13 @@ class Cluster:
     Attributes:
         mark: tells this sweep's processes from all others; every one of them inherits it.
         ours: it was started here and ends with the sweep.
-        placement_groups: those that were there before.
+        job: Ray's id of this driver, which ends the ids of all it makes.
+        environment: what the variables were before.
     """
 
     mark: str
     ours: bool
-    placement_groups: frozenset[str] = frozenset()
+    job: str
     environment: dict[str, str | None] = field(default_factory=dict)
 
 
@@ -68,10 +69,10 @@ def start_cluster(config: SweepConfig, folder: Path | None = None) -> Cluster:
     """
     mark = uuid.uuid4().hex
     before = _set_environment({**RAY_ENVIRONMENT, SWEEP_MARK: mark})
-    _quiet(folder)
+    quiet(folder)
     address = config.cluster.address if config.cluster.kind == "ray" else None
     try:
-        _init(config, address)
+        _init(config, address, {**RAY_ENVIRONMENT, SWEEP_MARK: mark})
     except (RuntimeError, ConnectionError, ValueError, OSError) as error:
         _set_environment(before)
         raise MachineError(
@@ -85,34 +86,70 @@ def start_cluster(config: SweepConfig, folder: Path | None = None) -> Cluster:
     return Cluster(
         mark=mark,
         ours=address is None,
-        placement_groups=frozenset(_placement_groups()),
+        job=ray.get_runtime_context().get_job_id(),
         environment=before,
     )
 
 
-def _init(config: SweepConfig, address: str | None) -> None:
+def _init(config: SweepConfig, address: str | None, environment: Mapping[str, str]) -> None:
     common: dict[str, Any] = {
         "namespace": NAMESPACE,
         "log_to_driver": False,
-        # With False, Ray would drop the handlers that `_quiet` set.
+        # With False, Ray would drop the handlers that `quiet` set.
         "configure_logging": True,
         "logging_level": logging.WARNING,
     }
     if address:
-        ray.init(address=address, **common)
+        # Its processes were started before us, so they know nothing of our environment.
+        ray.init(address=address, runtime_env={"env_vars": dict(environment)}, **common)
         return
-    cores = len(os.sched_getaffinity(0))
-    workers = config.cluster.workers or 1
-    ray.init(
-        # Two gloo workers on one core are slow, but they are a sweep.
-        num_cpus=max(cores, workers),
-        num_gpus=workers if config.cluster.device == "cuda" else 0,
-        include_dashboard=False,
-        **common,
-    )
+    ray.init(include_dashboard=False, **cluster_size(config), **common)
 
 
-def _quiet(folder: Path | None) -> None:
+def cluster_size(config: SweepConfig) -> dict[str, int]:
+    """Returns what a Ray of our own is told to have: two gloo workers may share a core."""
+    cores, workers = len(os.sched_getaffinity(0)), config.cluster.workers or 1
+    on_gpu = config.cluster.device == "cuda"
+    return {"num_cpus": max(cores, workers), "num_gpus": workers if on_gpu else 0}
+
+
+def group_nodes(config: SweepConfig) -> list[str]:
+    """Returns the node of each group: one group a node that holds all its workers.
+
+    One only, though more might fit: two groups on a node would measure each other. A cluster of
+    our own has one node, which needs no name.
+
+    Raises:
+        MachineError: no node of the cluster holds a group.
+    """
+    if config.cluster.kind != "ray" or not config.cluster.address:
+        return [""]
+    need = {"CPU": config.num_workers}
+    if config.cluster.device == "cuda":
+        need["GPU"] = config.num_workers
+    nodes = [item for item in ray.nodes() if item["Alive"]]
+    fit = [
+        str(item["NodeID"])
+        for item in nodes
+        if all(item["Resources"].get(name, 0) >= count for name, count in need.items())
+    ]
+    if not fit:
+        there = "; ".join(
+            ", ".join(f"{name} {item['Resources'].get(name, 0):g}" for name in need)
+            for item in nodes
+        )
+        raise MachineError(
+            four_parts(
+                f"placing groups of {config.num_workers} workers",
+                f"a node must offer {', '.join(f'{k} {v}' for k, v in need.items())}",
+                f"nodes with {there or 'nothing'}",
+                "Give a smaller cluster.workers, or larger nodes.",
+            )
+        )
+    return sorted(fit)
+
+
+def quiet(folder: Path | None) -> None:
     """Sends what Ray says on the driver to a file of the sweep, or nowhere without a folder."""
     # The raylet's own messages (a worker has died) are printed past all logging. There is no
     # setting for them; tests/canaries/test_ray_seams.py guards this name.
@@ -146,22 +183,34 @@ def _set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
     return before
 
 
-def _placement_groups() -> list[str]:
+def placement_groups(cluster: Cluster) -> list[str]:
+    """Returns the placement groups that this driver's sweep still holds."""
     table: dict[str, dict[str, Any]] = placement_group_table()
-    return [name for name, item in table.items() if item.get("state") != "REMOVED"]
+    return sorted(
+        name
+        for name, item in table.items()
+        if item.get("state") != "REMOVED" and name.endswith(cluster.job)
+    )
 
 
 def stop_cluster(cluster: Cluster) -> list[str]:
-    """Leaves Ray, ends it if it is ours, and returns what was still there and had to be ended."""
+    """Leaves Ray, ends it if it is ours; returns what was still there and had to be ended."""
     groups: list[str] = []
     if ray.is_initialized():
-        groups = sorted(set(_placement_groups()) - cluster.placement_groups)
+        groups = _placement_groups_after(cluster, _STOP_S)
         ray.shutdown()
     _set_environment(cluster.environment)
     left = leftovers(cluster, within_s=_STOP_S)
     if left:
         end_marked(SWEEP_MARK, cluster.mark)
-    return left if cluster.ours else [*left, *(f"placement group {name}" for name in groups)]
+    return [*left, *(f"placement group {name}" for name in groups)]
+
+
+def _placement_groups_after(cluster: Cluster, within_s: float) -> list[str]:
+    ends_s = time.monotonic() + within_s
+    while (groups := placement_groups(cluster)) and time.monotonic() < ends_s:
+        time.sleep(0.1)
+    return groups
 
 
 def leftovers(cluster: Cluster, within_s: float = 0.0) -> list[str]:

@@ -38,6 +38,7 @@ class Mailbox:
     number: int = 0
     request: Mapping[str, Any] | None = None
     records: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    probe: Mapping[str, float] = field(default_factory=dict)
     clean: int = 0
     levels: Mapping[str, float] = field(default_factory=dict)
     failed: TrialOutcome | None = None
@@ -95,24 +96,21 @@ class Hub:
         """Takes a rank's event.
 
         hello: pid, node and handle; phase: what it enters; up: its session stands; fault: an error
-        that others may wait on; late: where it stands past its limit; record: rank 0's record;
-        clean: the session is restored; start_failed, reset_failed: the agreed outcome.
+        that others may wait on; late: where it stands past its limit; probe: of the link, as
+        metrics; record: rank 0's record; clean: the session is restored; start_failed,
+        reset_failed: the agreed outcome.
         """
         if incarnation != self.incarnation:
             return
         box = self.box
-        if what == "hello":
-            box.members[rank] = value
-        elif what == "phase":
+        if what == "phase":
             self._enter(rank, value)
-        elif what == "up":
-            box.up.add(rank)
         elif what == "fault":
-            box.faults.append(ErrorReport.from_json(value))
-            if box.first_sign_s is None:
-                box.first_sign_s = self.clock.monotonic_s()
-        elif what == "late":
-            box.standings[rank] = Standing.from_json(value)
+            self._fault(value)
+        elif what in ("hello", "up", "late"):
+            self._of_rank(rank, what, value)
+        elif what == "probe":
+            box.probe = value
         elif what == "record":
             box.records[value["number"]] = value["record"]
         elif what == "clean":
@@ -120,6 +118,19 @@ class Hub:
         else:
             box.failed = TrialOutcome.from_json(value)
         self.news.set()
+
+    def _of_rank(self, rank: int, what: str, value: Mapping[str, Any]) -> None:
+        if what == "hello":
+            self.box.members[rank] = value
+        elif what == "up":
+            self.box.up.add(rank)
+        else:
+            self.box.standings[rank] = Standing.from_json(value)
+
+    def _fault(self, value: Mapping[str, Any]) -> None:
+        self.box.faults.append(ErrorReport.from_json(value))
+        if self.box.first_sign_s is None:
+            self.box.first_sign_s = self.clock.monotonic_s()
 
     def _enter(self, rank: int, value: Mapping[str, Any]) -> None:
         self.box.standings.pop(rank, None)

@@ -3,6 +3,7 @@
 The driver's side only: no torch here, and nothing that imports it.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,8 @@ from lf_ray.data.batches.opening import open_training_set
 from lf_ray.data.check import check_dataset, raise_problems
 from lf_ray.launch import Groups, Launch
 from lf_ray.settings import SweepConfig, knobs_of
-from lf_ray.trial.cluster import start_cluster, stop_cluster
+from lf_ray.trial.cluster import group_nodes, start_cluster, stop_cluster
+from lf_ray.trial.environment import forwarded
 from lf_ray.trial.ranks.contracts import WorkerSession
 from lf_ray.trial.ranks.serve import ServeSettings
 from lf_ray.trial.runner import HEAD_ONLY, bound_to
@@ -50,13 +52,16 @@ def open_groups(
     left_over: list[str] = []
     owners: list[Any] = []
     try:
-        plan = GroupPlan(
-            config=config,
-            folder=folder / "ray",
-            make_session=make_session,
-            serve=ServeSettings(gate_steps=config.measure.gate_steps),
-        )
-        owners = [start_owner(plan)]
+        for node in group_nodes(config):
+            plan = GroupPlan(
+                config=config,
+                folder=folder / "ray",
+                make_session=make_session,
+                serve=ServeSettings(gate_steps=config.measure.gate_steps),
+                environment=forwarded(os.environ),
+                node=node,
+            )
+            owners.append(start_owner(plan))
         ray.get([owner.prepare.remote(knobs_of(config)) for owner in owners])
         yield Groups(
             trainable=bound_to(owners),

@@ -25,7 +25,13 @@ LEAVE_S = 10.0
 
 
 class Launcher(Protocol):
-    """Starts and ends the ranks of a group."""
+    """Starts and ends the ranks of a group.
+
+    Attributes:
+        node: where the group runs.
+    """
+
+    node: str
 
     @property
     def num_ranks(self) -> int:
@@ -116,6 +122,7 @@ class GroupOwner(Hub):
             "incarnation": self.group.incarnation,
             "gave_up": self.group.gave_up,
             "members": {rank: dict(item) for rank, item in self.box.members.items()},
+            "node": self.launcher.node,
             "levels": dict(self.box.levels),
             "history": [dataclasses.asdict(item) for item in self.group.history],
         }
@@ -289,6 +296,9 @@ class GroupOwner(Hub):
         )
         self._notes.clear()
         data["outcome"]["costs_s"]["restart"] = restart_s
+        # The probe belongs to the group; its first record tells of it.
+        data["metrics"] |= self.box.probe
+        self.box.probe = {}
         data["metrics"]["attempts"] = float(attempt)
         data["metrics"]["incarnation"] = float(self.group.incarnation)
         data["clock_s"]["requested"] = requested_s

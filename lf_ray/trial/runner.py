@@ -19,7 +19,8 @@ HEAD_ONLY: Mapping[str, float] = {"node:__internal_head__": 0.001}
 refused on a cluster that is there already; no resource at all is refused by Tune.)"""
 
 
-_BUSY_S = 0.02
+_BUSY_S = (0.01, 0.5)
+"""How long to wait before asking again whether a group is free: at first, at most."""
 
 
 def bound_to(owners: Sequence[Any]) -> Any:
@@ -53,6 +54,7 @@ class TrialRunner(tune.Trainable):  # type: ignore[misc]  # Ray has no types
 
     def _record(self, request: TrialRequest) -> tuple[TrialRecord, str]:
         """Returns a record from the first free owner; of lost owners only if all are lost."""
+        wait_s, most_s = _BUSY_S
         while self._owners:
             for owner in list(self._owners):
                 try:
@@ -63,7 +65,8 @@ class TrialRunner(tune.Trainable):  # type: ignore[misc]  # Ray has no types
                     continue
                 if answer is not None:
                     return TrialRecord.from_json(answer["record"]), answer["gave_up"]
-            time.sleep(_BUSY_S)
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, most_s)
         return TrialRecord(request=request, outcome=lost("owner_lost", reason)), reason
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:

@@ -144,7 +144,11 @@ class _Visit:
         self.ledger.charge("prepare", self.bench.clock.monotonic_s() - started_s)
 
     def _same_everywhere(self, effective: Mapping[str, KnobValue]) -> None:
-        first, *others = self.bench.control.gather(dict(effective))
+        first, *others = everywhere = self.bench.control.gather(dict(effective))
+        for rank, found in enumerate(everywhere):
+            if found.get("settings_mismatch"):
+                reason = f"rank {rank} does not run as asked: {found['settings_mismatch']}"
+                raise _Ended(_invalid("settings", reason, rank=rank))
         for rank, other in enumerate(others, start=1):
             differ = sorted(
                 name

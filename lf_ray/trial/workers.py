@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lf_ray.clock import SystemClock
 from lf_ray.protocol import Knobs, TrialOutcome
 from lf_ray.settings import SweepConfig, with_knobs
+from lf_ray.trial.environment import check_environment, worker_environment
 from lf_ray.trial.faults.leftovers import end_marked, process_state
 from lf_ray.trial.faults.outcomes import PEER_LOST, error_kind, lost
 from lf_ray.trial.group import Policy
@@ -69,7 +71,8 @@ class GroupPlan:
     Attributes:
         folder: where Ray Train keeps its files.
         make_session: picklable; called once on each rank.
-        environment: variables that workers start with.
+        environment: variables for workers that were set by hand on the driver.
+        node: the Ray node that all ranks run on; empty leaves it to Ray.
     """
 
     config: SweepConfig
@@ -78,6 +81,7 @@ class GroupPlan:
     serve: ServeSettings = field(default_factory=ServeSettings)
     policy: Policy = field(default_factory=Policy)
     environment: Mapping[str, str] = field(default_factory=dict)
+    node: str = ""
 
     @property
     def on_gpu(self) -> bool:
@@ -112,6 +116,7 @@ def serve_rank(loop_config: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     from lf_ray.trial.ranks.control import GlooControl, control_group
+    from lf_ray.trial.ranks.probe import probe_group
 
     plan: GroupPlan = loop_config["plan"]
     context = ray.train.get_context()
@@ -132,7 +137,10 @@ def serve_rank(loop_config: dict[str, Any]) -> None:
         control_group=control,
     )
 
+    clock = SystemClock()
+
     def make_session() -> WorkerSession:
+        check_environment(loop_config["environment"], os.environ)
         session = plan.make_session(place)
         # Imports leave some 300 000 objects that never die. Left to the collector they cost
         # 0.15 s of core time in each reset, and a pause in the middle of a timed step.
@@ -144,8 +152,9 @@ def serve_rank(loop_config: dict[str, Any]) -> None:
         link,
         GlooControl(control),
         make_session,
-        clock=SystemClock(),
+        clock=clock,
         settings=plan.serve,
+        probe=lambda: probe_group(place.work_group, place.device, clock),
     )
 
 
@@ -184,11 +193,12 @@ class RayLauncher:
 
         gpu = {"GPU": 1} if self.plan.on_gpu else {}
         owner = self.owner or ray.get_runtime_context().current_actor
+        config = with_knobs(self.plan.config, knobs)
         environment = {
-            "OMP_NUM_THREADS": "1",
-            **self.plan.environment,
+            **worker_environment(config, self.plan.environment),
             GROUP_MARK: self._mark_of(incarnation),
         }
+        on_node = {"label_selector": {"ray.io/node-id": self.plan.node}} if self.plan.node else {}
         return TorchTrainer(
             serve_rank,
             train_loop_config={
@@ -196,6 +206,7 @@ class RayLauncher:
                 "owner": owner,
                 "incarnation": incarnation,
                 "knobs": knobs,
+                "environment": environment,
             },
             torch_config=TorchConfig(
                 backend="nccl" if self.plan.on_gpu else "gloo", timeout_s=int(CONTROL_TIMEOUT_S)
@@ -205,6 +216,7 @@ class RayLauncher:
                 use_gpu=self.plan.on_gpu,
                 resources_per_worker={"CPU": 1, **gpu},
                 placement_strategy="STRICT_PACK",
+                **on_node,
             ),
             run_config=RunConfig(
                 name=f"group-{self._mark[:8]}-{incarnation}",
@@ -240,8 +252,11 @@ def _outcome_of(error: Exception) -> TrialOutcome:
     causes = [(rank, item) for rank, item in failures.items() if error_kind(item) != PEER_LOST]
     rank, cause = min(causes, default=(None, error), key=lambda item: item[0])
     text = f"{type(cause).__name__}: {cause}"
-    low = "low on memory" in text or "OutOfMemory" in type(cause).__name__
-    return lost("host_memory" if low else "worker_lost", text, rank)
+    if "low on memory" in text or "OutOfMemory" in type(cause).__name__:
+        return lost("host_memory", text, rank)
+    # What is none of Ray's is an error of the worker's own code, outside of any trial.
+    own = failures and not isinstance(cause, ray.exceptions.RayError)
+    return lost("exception" if own else "worker_lost", text, rank)
 
 
 class GroupActor(GroupOwner):
@@ -259,7 +274,12 @@ def start_owner(plan: GroupPlan) -> Any:
     Not detached: a detached owner would keep its workers, and every core, past a killed driver.
     """
     absolute = replace(plan, folder=plan.folder.resolve())
-    return ray.remote(num_cpus=0, max_restarts=0)(GroupActor).remote(absolute)
+    actor = ray.remote(num_cpus=0, max_restarts=0)(GroupActor)
+    if plan.node:
+        # On the node of its workers: it watches their processes, and goes when they go.
+        beside = NodeAffinitySchedulingStrategy(plan.node, soft=False)
+        actor = actor.options(scheduling_strategy=beside)
+    return actor.remote(absolute)
 
 
 def close_owner(owner: Any, within_s: float = 30.0) -> None:

@@ -12,7 +12,7 @@ from lf_ray.testing.group_contract import (
 )
 from lf_ray.testing.ray_groups import RayGroup
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,13 @@ def probe(place: RankPlace) -> dict[str, float]:
 
 
 def refused(place: RankPlace) -> str:
-    from lf_ray.errors import MachineError
+    from lf_ray.errors import GroupError
     from lf_ray.trial.ranks import probe
 
     floor = probe.Plausible(large_bytes=2**20, floor_bytes_per_s=1e15)
     try:
         probe.probe_group(place.work_group, "cpu", SystemClock(), {"gloo": floor})
-    except MachineError as error:
+    except GroupError as error:
         return str(error)
     return "accepted"
 

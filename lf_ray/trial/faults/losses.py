@@ -84,7 +84,8 @@ def _named(ended: TrialOutcome, gone: Sequence[int]) -> TrialOutcome:
 
     Ranks that lost a peer report first and say nothing of the cause; the one that is gone is it.
     """
-    if not gone or (ended.rank is not None and ended.rank not in gone):
+    told = ended.rank is not None and ended.rank not in gone
+    if not gone or told or ended.error_kind not in ("worker_lost", "host_memory"):
         return ended
     text = f"the process of rank {gone[0]} is gone; {ended.reason}"
     return lost(ended.error_kind, text, gone[0])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lf_ray.clock import Clock
-from lf_ray.errors import MachineError, four_parts
+from lf_ray.errors import GroupError, four_parts
 
 SMALL_BYTES = 4 * 1024
 NUM_REPEATS = 5
@@ -105,7 +105,7 @@ def refuse_implausible(
         links: measures the ring's links one by one; called only when something is wrong.
 
     Raises:
-        MachineError: the all-reduce is below its floor; the odd links are named.
+        GroupError: the all-reduce is below its floor; the odd links are named.
     """
     if reading.bytes_per_s >= plausible.floor_bytes_per_s:
         return
@@ -114,7 +114,7 @@ def refuse_implausible(
     named = (
         "; ".join(f"ranks {a} and {b} at {_rate(rates[a, b])}" for a, b in odd) or "all links alike"
     )
-    raise MachineError(
+    raise GroupError(
         four_parts(
             "probing communication between ranks",
             f"an all-reduce of {plausible.large_bytes / 2**20:.0f} MiB reaches "
@@ -135,7 +135,7 @@ def probe_group(
     """Probes a process group and returns the reading as metrics; every rank must call it.
 
     Raises:
-        MachineError: the link is implausibly slow.
+        GroupError: the link is implausibly slow.
     """
     import torch
     import torch.distributed as dist

@@ -54,10 +54,12 @@ class ServeSettings:
 
     Attributes:
         start_s: from the order to start until every rank's model stands.
+        probe_s: for the look at the link before it.
         visit: what a request is answered with; picklable.
     """
 
     start_s: float = 300.0
+    probe_s: float = 60.0
     reset_s: float = 60.0
     gate_steps: int = 3
     block_s: float = BLOCK_S
@@ -125,11 +127,23 @@ def serve(
     *,
     clock: Clock,
     settings: ServeSettings,
+    probe: Callable[[], Mapping[str, float]] | None = None,
 ) -> None:
-    """Serves requests on this rank until the owner says leave, or the group can't be trusted."""
+    """Serves requests on this rank until the owner says leave, or the group can't be trusted.
+
+    `probe` looks at the link before anything is built; it raises where the link is no good.
+    """
     watch = RankWatch(link, control.rank)
     bench = Bench(control=control, clock=clock, watch=watch)
     try:
+        if probe is not None:
+            reading = agree(bench, "probe", settings.probe_s, probe, communicated=True)
+            if isinstance(reading, TrialOutcome):
+                if control.rank == 0:
+                    link.tell("start_failed", reading.to_json())
+                return
+            if control.rank == 0:
+                link.tell("probe", reading)
         session = agree(bench, "start", settings.start_s, make_session, communicated=True)
         if isinstance(session, TrialOutcome):
             if control.rank == 0:

@@ -3,7 +3,7 @@
 import pytest
 
 from lf_ray.clock import FakeClock
-from lf_ray.errors import MachineError
+from lf_ray.errors import GroupError
 from lf_ray.trial.ranks.probe import (
     PLAUSIBLE,
     Plausible,
@@ -47,7 +47,7 @@ def test_a_plausible_link_asks_nothing_more() -> None:
 
 def test_an_implausible_link_is_named_with_its_speed_and_the_floor() -> None:
     rates = {(0, 1): 4e9, (1, 2): 5e9, (2, 3): 2e6, (3, 0): 4e9}
-    with pytest.raises(MachineError) as caught:
+    with pytest.raises(GroupError) as caught:
         refuse_implausible(Reading(latency_s=1.0, bytes_per_s=2e6), FLOOR, lambda: rates)
     text = str(caught.value)
     assert "ranks 2 and 3 at 2 MB/s" in text
@@ -58,7 +58,7 @@ def test_an_implausible_link_is_named_with_its_speed_and_the_floor() -> None:
 def test_links_that_are_all_slow_are_said_to_be_alike() -> None:
     rates = {(0, 1): 1e6, (1, 2): 1.1e6, (2, 0): 0.9e6}
     assert odd_links(rates) == []
-    with pytest.raises(MachineError, match="all links alike"):
+    with pytest.raises(GroupError, match="all links alike"):
         refuse_implausible(Reading(latency_s=1.0, bytes_per_s=1e6), FLOOR, lambda: rates)
 
 

@@ -110,14 +110,11 @@ def test_sessions_are_closed_when_the_group_is() -> None:
 def test_requests_after_the_close_are_refused() -> None:
     group = group_with()
     submitted(group, "t0")
-    call = group.owner.close()
-    group._call(call, 30.0)
+    group._call(group.owner.close(), 30.0)
     record = TrialRecord.from_json(group.submit(request("t1")))
     assert record.outcome.kind is OutcomeKind.FAILED
     assert "closed" in record.outcome.reason
-    group.loop.call_soon_threadsafe(group.loop.stop)
-    group.thread.join(10.0)
-    group.loop.close()
+    group.close()
 
 
 def test_the_group_started_ahead_serves_the_first_request() -> None:
