@@ -255,8 +255,8 @@ def _outcome_of(error: Exception) -> TrialOutcome:
     if "low on memory" in text or "OutOfMemory" in type(cause).__name__:
         return lost("host_memory", text, rank)
     # What is none of Ray's is an error of the worker's own code, outside of any trial.
-    own = failures and not isinstance(cause, ray.exceptions.RayError)
-    return lost("exception" if own else "worker_lost", text, rank)
+    is_rays = type(cause).__module__.startswith("ray.") or error_kind(cause) == PEER_LOST
+    return lost("worker_lost" if is_rays or rank is None else "exception", text, rank)
 
 
 class GroupActor(GroupOwner):
