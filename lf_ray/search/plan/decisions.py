@@ -71,7 +71,7 @@ class Proposer(Protocol):
     ) -> list[dict[str, KnobValue]]:
         """Returns up to `count` distinct canonical points of the space for which `allowed` holds.
 
-        Fewer, or none, are returned only where the space has no more.
+        None are returned only where the space has no more.
         """
         ...
 

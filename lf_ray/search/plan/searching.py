@@ -4,7 +4,6 @@ A round is drawn at once and handed out cheapest change first, so that warm work
 capture or start again.
 """
 
-import itertools
 from collections.abc import Sequence
 
 from lf_ray.protocol import (
@@ -26,6 +25,7 @@ from lf_ray.search.plan.visits import (
     throughput,
     trial,
 )
+from lf_ray.search.samplers.plain import RandomProposer
 from lf_ray.search.samplers.surrogate import Measured, expected_gain_frac
 from lf_ray.search.space import Space
 
@@ -34,8 +34,9 @@ ARTICLE_SETTING: dict[str, float] = {"overlap.bucket_size_mb": 64.0, "overlap.ra
 MIN_TRIALS = 8
 LEAST_PLANNED = 12
 TRIALS_PER_KNOB = 6
+MIN_TRIALS_PER_KNOB = 3
 SEARCH_SHARE = 0.5
-MAX_CANDIDATES = 2000
+MAX_CANDIDATES = 1000
 _COST_ORDER = list(ChangeCost)
 
 
@@ -128,8 +129,11 @@ def told(state: SweepState) -> list[Told]:
 
 def planned_trials(space: Space) -> int:
     """Returns how many trials a sweep without a given number is planned for."""
-    varied = sum(len(values) > 1 for values in space.choices.values())
-    return max(LEAST_PLANNED, 2 + TRIALS_PER_KNOB * varied)
+    return max(LEAST_PLANNED, 2 + TRIALS_PER_KNOB * _num_varied(space))
+
+
+def _num_varied(space: Space) -> int:
+    return sum(len(values) > 1 for values in space.choices.values())
 
 
 def baseline_due(state: SweepState, rules: Rules) -> str | None:
@@ -178,7 +182,7 @@ def _gain_reason(state: SweepState, rules: Rules) -> str:
             f"the {state.num_trials} trials planned for {len(state.space.names)} knobs are done;"
             " the slices go on from the best"
         )
-    if state.num_trials < MIN_TRIALS:
+    if state.num_trials < max(MIN_TRIALS, 2 + MIN_TRIALS_PER_KNOB * _num_varied(state.space)):
         return ""
     gain = gain_left_frac(state)
     if gain < rules.gain_left_frac:
@@ -193,11 +197,9 @@ def gain_left_frac(state: SweepState) -> float:
         for p in state.points.values()
         if p.throughput is not None
     ]
-    untried = [
-        knobs
-        for knobs in itertools.islice(state.space.points(), MAX_CANDIDATES)
-        if state.ruled_out(knobs) is None
-    ]
+    untried = RandomProposer().propose(
+        state.space, [], MAX_CANDIDATES, 0, lambda knobs: state.ruled_out(knobs) is None
+    )
     best = state.best
     assert best is not None
     return expected_gain_frac(state.space, measured, untried, throughput(best).value)

@@ -24,7 +24,7 @@ from lf_ray.search.plan.visits import certainly_below, given_up, revisit, slice_
 _MOST_VALUES = {"overlap.ratio": 6}
 _MOST_VALUES_ELSE = 7
 _SURE_ENOUGH = 0.9
-MAX_SLICINGS = 3
+MAX_MOVES_PER_KNOB = 2
 _VISITS_PER_VALUE = 1.3
 _COST_ORDER = list(ChangeCost)
 
@@ -37,6 +37,8 @@ def slices_decision(state: SweepState, rules: Rules) -> Decision:
     again = baseline_due(state, rules)
     for knob in slice_order(state, anchor):
         step = _slice_step(state, rules, anchor, knob)
+        if step is None and not state.in_flight:
+            step = _moved_line(state, anchor)
         if step is not None:
             if again and not isinstance(step, Line):
                 return revisit(state, rules, again, "the baseline again, to see drift")
@@ -267,12 +269,22 @@ def _end(state: SweepState, rules: Rules, anchor: Point) -> Decision:
     best = state.best
     if best is None:
         return Line("stage", _done(state, rules, anchor), "the slices are done")
-    moved = best.id != anchor.id and throughput(best).lo > throughput(anchor).value
-    if moved and state.num_slicings < MAX_SLICINGS:
-        reason = f"a slice found {best.id}, faster than {anchor.id}: the slices go through it"
-        return Line("stage", {"phase": "remeasure", "reason": reason}, reason)
+    moved = _moved_line(state, anchor)
+    if moved is not None:
+        return moved
     again = winner_visit(state, rules, best)
     return again or Line("stage", _done(state, rules, anchor), "the slices are done")
+
+
+def _moved_line(state: SweepState, anchor: Point) -> Line | None:
+    """Returns the line that moves the slices to a point certainly faster than their own."""
+    best = state.best
+    if best is None or best.id == anchor.id or throughput(best).lo <= throughput(anchor).value:
+        return None
+    if state.num_slicings > MAX_MOVES_PER_KNOB * len(state.space.choices):
+        return None
+    reason = f"a slice found {best.id}, faster than {anchor.id}: the slices go through it"
+    return Line("stage", {"phase": "remeasure", "reason": reason}, reason)
 
 
 def _done(state: SweepState, rules: Rules, anchor: Point) -> dict[str, Any]:

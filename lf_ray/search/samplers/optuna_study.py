@@ -18,7 +18,15 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from lf_ray.protocol import Knobs, KnobValue, OutcomeKind, TrialRecord, TrialRequest
+from lf_ray.protocol import (
+    ChangeCost,
+    Knobs,
+    KnobValue,
+    OutcomeKind,
+    TrialRecord,
+    TrialRequest,
+    change_cost,
+)
 from lf_ray.record.events import JournalEvent
 from lf_ray.search.conductor import Standing
 from lf_ray.search.plan.decisions import Told
@@ -66,7 +74,17 @@ class TpeProposer:
         )
         points = [*drawn.values(), *fresh]
         measured = _measured(told)
-        return [points[index] for index in picked(space, measured, points, count)] if points else []
+        if not points:
+            return []
+        # A change of these starts new workers, so a round touches few of their values.
+        classes = [tuple(point[name] for name in _restart_names(space)) for point in points]
+        return [points[index] for index in picked(space, measured, points, count, classes)]
+
+
+def _restart_names(space: Space) -> list[str]:
+    return [
+        name for name in space.choices if change_cost({name: 0}, {name: 1}) is ChangeCost.RESTART
+    ]
 
 
 def _measured(told: Sequence[Told]) -> list[Measured]:

@@ -9,7 +9,7 @@ from lf_ray.search.space import Space, point_key
 from lf_ray.settings import SamplerKind
 
 # Spaces up to this many points are listed; larger ones are drawn from.
-MAX_LISTED = 20_000
+MAX_LISTED = 3_000
 MAX_DRAWS = 2_000
 
 Allowed = Callable[[Knobs], bool]

@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 _LENGTHS = (0.15, 0.3, 0.6, 1.2, 2.4)
 _FLOOR_FRAC = 0.003
 MIN_POINTS = 4
+MAX_CLASSES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,23 @@ def expected_gain_frac(
 
 
 def picked(
-    space: Space, measured: Sequence[Measured], candidates: Sequence[Knobs], count: int
+    space: Space,
+    measured: Sequence[Measured],
+    candidates: Sequence[Knobs],
+    count: int,
+    classes: Sequence[object] = (),
 ) -> list[int]:
     """Returns the indices of the `count` candidates that promise most together.
 
     Each pick is believed to come out as expected before the next one is made, so that a round
     spreads. Before anything can be modelled the picks lie as far from all others as they can.
+
+    Args:
+        space: gives the coordinates.
+        measured: what is known.
+        candidates: what may be picked.
+        count: how many picks; fewer where `classes` leaves no more.
+        classes: of each candidate; picks come from at most `MAX_CLASSES` of them.
     """
     wanted_CK = np.array([coordinates(space, knobs) for knobs in candidates])
     believed = list(measured)
@@ -66,13 +78,22 @@ def picked(
             model = _Model.of(space, believed)
             score_C = model.improvement(wanted_CK, max(item.samples_per_s for item in believed))
             value = math.nan
-        score_C[chosen] = -math.inf
+        score_C[[*chosen, *_beyond_classes(classes, chosen)]] = -math.inf
         index = int(np.argmax(score_C))
+        if score_C[index] == -math.inf:
+            break
         chosen.append(index)
         if math.isnan(value):
             value = float(model.posterior(wanted_CK[index : index + 1])[0][0])
         believed.append(Measured(candidates[index], value, _FLOOR_FRAC))
     return chosen
+
+
+def _beyond_classes(classes: Sequence[object], chosen: Sequence[int]) -> list[int]:
+    used = {classes[index] for index in chosen} if classes else set()
+    if len(used) < MAX_CLASSES:
+        return []
+    return [index for index, item in enumerate(classes) if item not in used]
 
 
 def coordinates(space: Space, knobs: Knobs) -> list[float]:
