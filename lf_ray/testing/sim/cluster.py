@@ -3,6 +3,7 @@
 What it returns says `simulated` among the effective values.
 """
 
+import dataclasses
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
@@ -78,12 +79,25 @@ class Truth:
         rate, knobs = max(rated, key=lambda item: item[0])
         return knobs, rate
 
-    def trace(self, knobs: Knobs, seed: int, visit: str, num_steps: int) -> Factors:
-        """Returns the step times of a visit; the first one is slow."""
+    def trace(
+        self, knobs: Knobs, seed: int, visit: str, num_steps: int, *, settled: bool = False
+    ) -> Factors:
+        """Returns the step times of a visit; the first one is slow.
+
+        Args:
+            knobs: of the point.
+            seed: of what visits scatter by.
+            visit: id of the request.
+            num_steps: how many steps at most.
+            settled: the group has run eager steps before, so that they do not fall any more.
+        """
         text = f"{seed}/{visit}/{knobs_key(knobs)}"
         digest = hashlib.sha256(text.encode()).digest()
         rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
-        steps_s = self.step(knobs).step_s * self.noise(knobs).factors(rng, 1, num_steps)[0]
+        noise = self.noise(knobs)
+        if settled:
+            noise = dataclasses.replace(noise, settle_frac=0.0)
+        steps_s = self.step(knobs).step_s * noise.factors(rng, 1, num_steps)[0]
         steps_s[0] *= FIRST_STEP_FACTOR
         return np.asarray(steps_s)
 
@@ -94,6 +108,7 @@ class _Group:
 
     knobs: Knobs | None = None
     told_gradients: bool = False
+    eager_before: bool = False
     compiled: set[KnobValue] = field(default_factory=set)
     references: set[str] = field(default_factory=set)
 
@@ -103,7 +118,8 @@ class SimulatedCluster:
 
     Args:
         profile: by name, as a value, or as a truth shared with other groups.
-        seed: of the noise. What a visit reads depends on seed, request id and knobs alone.
+        seed: of the noise. What a visit reads depends on seed, request id and knobs, and on
+            whether the group has run eager steps before, not on anything else.
         clock: moved on by everything that takes time; a fresh one by default.
         with_references: measure a step without communication for each new kind of step, as our
             own visits do.
@@ -144,11 +160,16 @@ class SimulatedCluster:
         if lost is not None:
             return self._infeasible(request, lost, costs_s, clock_s)
         clock_s["first_step"] = self.clock.wall_s()
-        steps_s, rule = measured_steps(
-            self.truth.trace(request.knobs, self._seed, request.id, request.budget.max_steps),
-            request.budget,
-            self.truth.samples_per_step(request.knobs),
+        steps_s = self.truth.trace(
+            request.knobs,
+            self._seed,
+            request.id,
+            request.budget.max_steps,
+            settled=self._group.eager_before,
         )
+        self._group.eager_before |= request.knobs["graph.scope"] == "off"
+        samples = self.truth.samples_per_step(request.knobs)
+        steps_s, rule = measured_steps(steps_s, request.budget, samples)
         self.clock.sleep(float(steps_s.sum()))
         clock_s["last_step"] = self.clock.wall_s()
         costs_s["reference"] = self._refer(request.knobs)

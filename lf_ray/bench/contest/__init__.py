@@ -1,0 +1,1 @@
+"""How searchers are compared: tables, one race under a simulated clock, and its books."""

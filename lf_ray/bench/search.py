@@ -1,0 +1,186 @@
+"""`python -m lf_ray.bench search`: GPU-seconds until an answer is right, ours and others'.
+
+Every searcher starts with the same two points (baseline, article's setting) on the same tables,
+under a simulated clock that charges start-up, capture, failures and thinking. Nobody is given the
+simulator as a prior. A table of figures, then one line of JSON.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from lf_ray.bench.contest.ledger import Scores
+from lf_ray.bench.contest.race import (
+    ABLATIONS,
+    FAIR_RAY,
+    OTHERS,
+    OURS,
+    PLAIN_RAY,
+    Contestant,
+    run_search,
+)
+from lf_ray.bench.contest.standings import Summary, cost_ratio, p_score, regret_curve, short
+from lf_ray.bench.contest.tables import SPACES, Ranking, SimTable, Table
+from lf_ray.bench.replay import replay_table
+
+DEFAULT_TABLES = ("sim_8xa100", "sim_8xh200", "sim_2xh200_slow")
+SAYS_LITTLE_FRAC = 0.1
+_CURVE_POINTS = 12
+
+
+@lru_cache(maxsize=8)
+def ground(name: str) -> tuple[Table, Ranking]:
+    """Returns a table by name, or by the path of a journal, with its ranking."""
+    table: Table = SimTable(name) if name in SPACES else replay_table(Path(name))
+    return table, Ranking(table)
+
+
+def play(task: tuple[str, Contestant, int, int]) -> tuple[str, str, Scores]:
+    """Returns the scores of one search, with the names of table and contestant."""
+    name, contestant, seed, max_trials = task
+    table, ranking = ground(name)
+    return name, contestant.name, run_search(table, ranking, contestant, seed, max_trials)
+
+
+def tasks_of(options: argparse.Namespace) -> list[tuple[str, Contestant, int, int]]:
+    """Returns all searches: the three that are compared everywhere, the rest on one table."""
+    tasks = []
+    for place, name in enumerate(options.tables):
+        contestants = [OURS, PLAIN_RAY, FAIR_RAY]
+        if options.all or place == 0:
+            contestants += [*OTHERS, *ABLATIONS]
+        tasks += [
+            (name, contestant, seed, options.trials)
+            for contestant in contestants
+            for seed in range(options.seeds)
+        ]
+    return tasks
+
+
+def summaries_of(
+    played: Iterable[tuple[str, str, Scores]],
+) -> dict[str, dict[str, Summary]]:
+    """Returns summaries by table and contestant."""
+    grouped: dict[str, dict[str, list[Scores]]] = {}
+    for name, contestant, scores in played:
+        grouped.setdefault(name, {}).setdefault(contestant, []).append(scores)
+    return {
+        name: {who: Summary(who, tuple(scores)) for who, scores in by_name.items()}
+        for name, by_name in grouped.items()
+    }
+
+
+def report(summaries: Mapping[str, Mapping[str, Summary]]) -> dict[str, object]:
+    """Returns everything as one JSON value."""
+    tables: dict[str, object] = {}
+    plain, fair, repeats = [], [], 0
+    for name, by_name in summaries.items():
+        table, ranking = ground(name)
+        ours = by_name[OURS.name]
+        ratios = {
+            who: [short(item) for item in cost_ratio(ours.costs, summary.costs)]
+            for who, summary in by_name.items()
+            if who != OURS.name
+        }
+        plain.append(ratios[PLAIN_RAY.name][0])
+        fair.append(ratios[FAIR_RAY.name][0])
+        repeats += sum(score.num_repeat_oom for score in ours.scores)
+        top = max(score.gpu_s_total for score in ours.scores)
+        grid = [float(item) for item in np.geomspace(top / 50, top, _CURVE_POINTS)]
+        curves = {who: regret_curve(summary.scores, grid) for who, summary in by_name.items()}
+        tables[table.name] = {
+            "points": ranking.num_points,
+            "within_2pct_frac": short(ranking.near_frac),
+            "says_little": ranking.near_frac > SAYS_LITTLE_FRAC,
+            "oom_frac": short(ranking.oom_frac),
+            "contestants": {who: summary.to_json() for who, summary in by_name.items()},
+            "ratio_of_ours_to": ratios,
+            "curve_gpu_s": [short(item) for item in grid],
+            "curve_regret_frac": {
+                who: [short(item) for item in curve] for who, curve in curves.items()
+            },
+            "p_score": {
+                who: short(p_score(curve, curves["random"])) for who, curve in curves.items()
+            }
+            if "random" in curves
+            else {},
+        }
+    return {
+        "bench": "search",
+        "ratio_to_ray_tune": short(statistics.geometric_mean(plain)),
+        "ratio_to_ray_tune_fair": short(statistics.geometric_mean(fair)),
+        "repeat_oom": repeats,
+        "seeds": max(len(s.scores) for by_name in summaries.values() for s in by_name.values()),
+        "simulated": all(name in SPACES for name in summaries),
+        "tables": tables,
+    }
+
+
+def lines_of(summaries: Mapping[str, Mapping[str, Summary]]) -> list[str]:
+    """Returns the figures as a table for people."""
+    lines = []
+    for name, by_name in summaries.items():
+        table, ranking = ground(name)
+        note = "; over 10 %: it says little" if ranking.near_frac > SAYS_LITTLE_FRAC else ""
+        lines += [
+            "",
+            f"{table.name}: {ranking.num_points} points, {ranking.oom_frac:.0%} do not fit,"
+            f" {ranking.near_frac:.1%} lie within 2 % of the best{note}",
+            f"{'':42s}{'GPU-s to 2 %':>13s}{'(quartiles)':>17s}{'reached':>9s}{'false':>7s}"
+            f"{'claim':>7s}{'trials':>7s}{'OOM':>6s}{'again':>6s}{'twice':>6s}{'idle':>6s}",
+        ]
+        for who, summary in by_name.items():
+            figures = summary.to_json()
+            low, high = np.quantile(summary.costs, [0.25, 0.75])
+            lines.append(
+                f"{who:42s}{figures['gpu_s_to_2pct']:13.0f}{f'({low:.0f}-{high:.0f})':>17s}"
+                f"{figures['reached_frac']:9.0%}{figures['false_best_frac']:7.0%}"
+                f"{figures['claim_error_frac']:7.2%}{figures['trials']:7.0f}{figures['oom']:6.1f}"
+                f"{figures['repeat_oom']:6.1f}{figures['duplicates']:6.1f}"
+                f"{figures['overhead_frac']:6.0%}"
+            )
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the comparison and returns 0."""
+    options = _parser().parse_args(argv)
+    tasks = tasks_of(options)
+    if options.procs > 1:
+        with ProcessPoolExecutor(options.procs, get_context("spawn")) as pool:
+            played = list(pool.map(play, tasks, chunksize=4))
+    else:
+        played = [play(task) for task in tasks]
+    summaries = summaries_of(played)
+    sys.stdout.write("\n".join(lines_of(summaries)) + "\n")
+    sys.stdout.write(json.dumps(report(summaries)) + "\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m lf_ray.bench search", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--tables",
+        nargs="+",
+        default=list(DEFAULT_TABLES),
+        help="simulated clusters, or paths of journals; everybody plays on the first",
+    )
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--trials", type=int, default=80, help="trials that each peer gets")
+    parser.add_argument("--procs", type=int, default=2, help="processes")
+    parser.add_argument("--all", action="store_true", help="everybody plays on every table")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,140 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lf_ray.bench.contest.race import OURS, PLAIN_RAY, run_search
+from lf_ray.bench.contest.tables import Ranking
+from lf_ray.bench.replay import ReplayTable, replay_table
+from lf_ray.clock import FakeClock
+from lf_ray.errors import RecordError
+from lf_ray.protocol import Budget, KnobValue, OutcomeKind, Purpose, TrialRequest
+from lf_ray.record.journal import Journal
+from lf_ray.search.space import Space, space_from_literal
+from lf_ray.testing.sim.cluster import SimulatedCluster
+
+LITERAL: dict[str, list[KnobValue]] = {
+    "graph.scope": ["off", "step+optimizer"],
+    "batch.per_gpu": [16, 64, 448, 512],
+    "overlap.ratio": [0.0, 0.6, 1.0],
+}
+BUDGET = Budget(min_steps=20, max_steps=60, target_frac=0.02)
+
+
+def write_grid(path: Path, cluster: SimulatedCluster, num_visits: int = 2) -> Space:
+    """Runs a grid on a simulated cluster and keeps it as a sweep would."""
+    space = space_from_literal(LITERAL, cluster.truth.baseline())
+    with Journal(path, cluster.clock) as journal:
+        journal.append(
+            "sweep",
+            id="x1",
+            name="overlap",
+            config={"cluster": {"workers": 8, "kind": "sim_8xh200"}},
+            space=space.to_plain(),
+            space_hash=space.fingerprint,
+            baseline_knobs=dict(space.baseline),
+            machine={},
+            versions={},
+            data_id="",
+            seed=0,
+        )
+        for index, knobs in enumerate(space.points()):
+            for visit in range(num_visits):
+                request = TrialRequest(
+                    id=f"t{index:03d}" + (f"r{visit}" if visit else ""),
+                    knobs=knobs,
+                    seed=0,
+                    purpose=Purpose.REPLICATE if visit else Purpose.SEARCH,
+                    replicate_of=f"t{index:03d}" if visit else None,
+                    budget=BUDGET,
+                )
+                journal.append("replicate" if visit else "started", request=request)
+                journal.append("finished", record=cluster.run(request))
+    return space
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[ReplayTable, SimulatedCluster]:
+    path = tmp_path_factory.mktemp("grid") / "journal.jsonl"
+    cluster = SimulatedCluster("sim_8xh200", seed=5)
+    write_grid(path, cluster)
+    return replay_table(path), cluster
+
+
+def test_a_journal_becomes_a_table_of_the_same_standing(
+    played: tuple[ReplayTable, SimulatedCluster],
+) -> None:
+    table, cluster = played
+    assert table.num_gpus == 8
+    assert table.recorded_frac == 1.0
+    assert table.gradients
+    for knobs in table.space.points():
+        truth = cluster.true_samples_per_s(knobs)
+        assert table.true_samples_per_s(knobs) == pytest.approx(truth, rel=0.06)
+
+
+def test_a_visit_is_played_back_with_its_trace_and_its_costs(
+    played: tuple[ReplayTable, SimulatedCluster],
+) -> None:
+    table, _ = played
+    clock = FakeClock()
+    group = table.group(0, clock, with_references=True)
+    knobs = table.space.canonical({"graph.scope": "step+optimizer"})
+    request = TrialRequest(id="a", knobs=knobs, seed=0, purpose=Purpose.SEARCH, budget=BUDGET)
+    record = group.run(request)
+    assert record.outcome.kind is OutcomeKind.COMPLETED
+    assert record.outcome.effective["replayed"] is True
+    assert record.outcome.costs_s["restart"] > 10
+    assert sum(record.outcome.costs_s.values()) == pytest.approx(clock.monotonic_s())
+    recorded = [r.trace.wall_s[:10] for g in table.records.values() for r in g if r.trace]
+    assert record.trace is not None
+    assert record.trace.wall_s[:10] in recorded
+    assert group.run(request).outcome.costs_s["restart"] == 0
+
+
+def test_failures_and_gaps_are_played_back_too(
+    played: tuple[ReplayTable, SimulatedCluster],
+) -> None:
+    table, _ = played
+    group = table.group(0, FakeClock(), with_references=False)
+    too_large = table.space.canonical({"batch.per_gpu": 512})
+    request = TrialRequest(id="a", knobs=too_large, seed=0, purpose=Purpose.SEARCH)
+    record = group.run(request)
+    assert record.outcome.kind is OutcomeKind.INFEASIBLE
+    assert record.outcome.error_kind == "oom"
+    missing = table.space.canonical({"batch.per_gpu": 24})
+    gap = group.run(TrialRequest(id="b", knobs=missing, seed=0, purpose=Purpose.SEARCH))
+    assert gap.outcome.error_kind == "not_recorded"
+
+
+def test_searchers_run_on_a_journal(played: tuple[ReplayTable, SimulatedCluster]) -> None:
+    table, _ = played
+    ranking = Ranking(table)
+    ours = run_search(table, ranking, OURS, seed=0, max_trials=20)
+    plain = run_search(table, ranking, PLAIN_RAY, seed=0, max_trials=20)
+    assert ours.regret_frac < 0.02
+    assert ours.num_repeat_oom == 0
+    assert np.isfinite(ours.gpu_s_to_near)
+    assert plain.gpu_s_total > ours.gpu_s_to_near
+
+
+def test_a_journal_without_measurements_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    cluster = SimulatedCluster("sim_8xh200")
+    space = space_from_literal({"batch.per_gpu": [512]}, cluster.truth.baseline())
+    with Journal(path, cluster.clock) as journal:
+        journal.append(
+            "sweep",
+            id="x1",
+            name="overlap",
+            config={},
+            space=space.to_plain(),
+            space_hash="",
+            baseline_knobs=dict(space.baseline),
+            machine={},
+            versions={},
+            data_id="",
+            seed=0,
+        )
+    with pytest.raises(RecordError, match="measured points"):
+        replay_table(path)
