@@ -24,7 +24,9 @@ CHOICES: dict[str, tuple[KnobValue, ...]] = {
     "overlap.ratio": (0.0, 0.5, 1.0),
     "graph.scope": ("off", "step"),
 }
-FIRST = [{"batch.per_gpu": 16, "overlap.ratio": 1.0, "graph.scope": "off"}]
+FIRST: list[dict[str, KnobValue]] = [
+    {"batch.per_gpu": 16, "overlap.ratio": 1.0, "graph.scope": "off"}
+]
 
 
 def rate(config: dict[str, Any]) -> float | None:
