@@ -4,11 +4,12 @@ A configuration ages: another driver, a neighbour on the node, slower storage. D
 the first minute says so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lf_ray.measure import read_visit
 from lf_ray.protocol import Interval
+from lf_ray.training.books import Line
 
 MIN_STEPS = 20
 MAX_STEPS = 300
@@ -76,3 +77,45 @@ def _cause(step_s: Sequence[float], wait_s: Sequence[float]) -> str:
     if wait_frac > WAIT_FRAC:
         return f"{wait_frac:.0%} of the time is spent waiting for data (data.workers, data.cache)."
     return "Look for other work on these machines, and for new drivers or packages."
+
+
+class CanaryWatch:
+    """Judges the first steps of each start, once.
+
+    Args:
+        promise: None where no sweep promised anything.
+        note: is told the verdict.
+
+    Attributes:
+        verdict: None while it is too early.
+    """
+
+    def __init__(
+        self,
+        promise: Interval | None,
+        samples_per_step: int,
+        delta_frac: float,
+        note: Callable[[str], None],
+    ) -> None:
+        self.verdict: Canary | None = None
+        self._promise, self._note = promise, note
+        self._samples_per_step, self._delta_frac = samples_per_step, delta_frac
+        self._step_s: list[float] = []
+        self._wait_s: list[float] = []
+
+    def take(self, lines: Sequence[Line]) -> None:
+        """Takes new lines of the books."""
+        if self._promise is None or self.verdict is not None:
+            return
+        for line in lines:
+            if line["event"] == "started":
+                self._step_s.clear()
+                self._wait_s.clear()
+            elif line["event"] == "step":
+                self._step_s.append(line["step_s"])
+                self._wait_s.append(line["wait_s"])
+        self.verdict = canary(
+            self._step_s, self._wait_s, self._samples_per_step, self._promise, self._delta_frac
+        )
+        if self.verdict is not None:
+            self._note(self.verdict.text)

@@ -39,9 +39,10 @@ class VectorScaler:
         return np.clip(out, -self._limit, self._limit, out=out)
 
     def unscaled(self, values: Vector) -> Vector:
-        """Returns joint values again; of a dimension that never changes, its only value."""
+        """Returns joint values again, within their bounds; of a constant dimension its value."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            raw = np.where(self._factor == 0, 0.0, values / self._factor) + self._shift
+            within = np.clip(values, -self._limit, self._limit)
+            raw = np.where(self._factor == 0, 0.0, within / self._factor) + self._shift
         return np.asarray(raw, np.float32)
 
 

@@ -15,6 +15,7 @@ from lf_ray.settings import SweepConfig, plain
 
 FORMAT = 1
 MANIFEST_NAME = "checkpoint.json"
+EMBODIMENTS = "embodiment slots"
 
 # What the numbers of the next steps follow from. Where and how fast it is computed is left free.
 _IDENTITY: Mapping[str, Sequence[str]] = {
@@ -72,14 +73,24 @@ class Manifest(Wire):
     format: int = FORMAT
 
 
-def identity_of(config: SweepConfig, data_id: str, weights_id: str) -> dict[str, KnobValue | None]:
-    """Returns what a training's numbers follow from, by dotted name."""
+def identity_of(
+    config: SweepConfig, data_id: str, weights_id: str, slots: Sequence[int] = ()
+) -> dict[str, KnobValue | None]:
+    """Returns what a training's numbers follow from, by dotted name.
+
+    Args:
+        config: resolved.
+        data_id: hash of the data's content.
+        weights_id: hash of the weights that it starts from; empty for random ones.
+        slots: of the embodiments in the data.
+    """
     found = {
         f"{group}.{name}": _flat(plain(getattr(getattr(config, group), name)))
         for group, names in _IDENTITY.items()
         for name in names
     }
-    return {**found, "data": data_id, "model.weights": weights_id}
+    embodiments = ",".join(map(str, slots))
+    return {**found, "data": data_id, "model.weights": weights_id, EMBODIMENTS: embodiments}
 
 
 def differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:

@@ -153,7 +153,8 @@ def test_books_take_back_steps_that_run_again_and_lose_a_torn_line(tmp_path: Pat
 
 def _steps(rate: float, num_steps: int = 60) -> list[float]:
     rng = np.random.default_rng(0)
-    return (8 / rate * (1 + 0.003 * rng.standard_normal(num_steps))).tolist()
+    noise = 1 + 0.003 * rng.standard_normal(num_steps)
+    return [8 / rate * float(item) for item in noise]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""What a trained model is good for: actions, their error, its export."""

@@ -1,0 +1,93 @@
+"""What follows the last step: the model in the public layout, and its action error."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lf_ray.data.batches.training_set import TrainingSet
+from lf_ray.settings import SweepConfig
+from lf_ray.training.actions.action_error import action_error, last_episodes
+from lf_ray.training.actions.observation import open_whole
+from lf_ray.training.plan import TrainingPlan
+from lf_ray.training.rank import Finisher, TrainableSession
+from models.groot_n1_6.checkpoint.files import read_document
+from models.groot_n1_6.weights import save_weights
+
+EXPORT_NAME = "export"
+_PASSED_ON = ("config.json", "processor_config.json", "embodiment_id.json")
+
+
+def export(session: TrainableSession, plan: TrainingPlan) -> dict[str, Any]:
+    """Writes the model as it stands to <folder>/export, whole or not at all."""
+    final = plan.folder / EXPORT_NAME
+    partial = final.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    save_weights(session.model, partial, documents=export_documents(plan.config))
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    num_bytes = sum(path.stat().st_size for path in final.iterdir())
+    return {"path": str(final), "num_bytes": num_bytes}
+
+
+def export_documents(config: SweepConfig) -> dict[str, Any]:
+    """Returns the JSON files of an export: those it started from, with the data's statistics."""
+    base = None if config.model.weights is None else Path(config.model.weights).expanduser()
+    documents: dict[str, Any] = {}
+    if base is not None and base.is_dir():
+        for name in (*_PASSED_ON, "statistics.json"):
+            document = read_document(base, name)
+            if document:
+                documents[name] = document
+    if config.data.source != "synthetic":
+        source = open_whole(config)
+        try:
+            own = statistics_document(source)
+        finally:
+            source.close()
+        documents["statistics.json"] = {**documents.get("statistics.json", {}), **own}
+    return documents
+
+
+def statistics_document(source: TrainingSet) -> dict[str, Any]:
+    """Returns statistics.json: by embodiment, by part (state, action, relative_action), by group.
+
+    A second data set of an embodiment is scaled by its own statistics and stands beside the first.
+    """
+    document: dict[str, Any] = {}
+    for part in source.parts:
+        found = part.dataset.statistics()
+        relative = {group.name for group in part.dataset.modality.action if group.is_relative}
+        action = found["action"]
+        values: dict[str, Any] = {
+            "state": found["state"],
+            "action": {name: item for name, item in action.items() if name not in relative},
+            "relative_action": {name: item for name, item in action.items() if name in relative},
+        }
+        tag, number = part.embodiment.tag, 2
+        while tag in document:
+            tag, number = f"{part.embodiment.tag}:{number}", number + 1
+        document[tag] = {name: item for name, item in values.items() if item}
+    return document
+
+
+def measure_action_error(session: TrainableSession, plan: TrainingPlan) -> dict[str, Any]:
+    """Returns the action error in plain values, or in words why there is none."""
+    config = plan.config
+    if config.data.source == "synthetic":
+        return {"error": "synthetic data has no actions to reproduce"}
+    try:
+        source = open_whole(config)
+        try:
+            num_held_out = config.data.holdout_episodes or 0
+            episodes = last_episodes(source, num_held_out)
+            found = action_error(session.model, source, episodes, config.sweep.seed)
+            return {**found.to_plain(), "held_out": num_held_out > 0}
+        finally:
+            source.close()
+    except Exception as error:
+        # Checkpoint and export are there: a training does not fail over a number about it.
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+FINISHERS: Mapping[str, Finisher] = {"exported": export, "action_error": measure_action_error}

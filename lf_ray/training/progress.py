@@ -1,0 +1,187 @@
+"""Where a training stands, from its books: a live block on a terminal, plain lines elsewhere.
+
+`Standing` is pure: lines in, numbers out.
+"""
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from lf_ray.clock import Clock
+from lf_ray.training.books import Line
+
+_WINDOW = 100
+_REFRESHES_PER_S = 1.0
+_LINE_EVERY_S = 10.0
+_NUM_NOTES = 4
+
+
+@dataclass(slots=True)
+class Standing:
+    """Where the training stands.
+
+    Attributes:
+        step: steps that are done.
+        num_starts: starts that were seen; more than one after a loss.
+    """
+
+    num_steps: int
+    samples_per_step: int
+    step: int = 0
+    num_starts: int = 0
+    saved_step: int | None = None
+    loss: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    step_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    wait_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    lr: float = 0.0
+
+    def take(self, line: Line) -> str:
+        """Takes a line of the books; returns what is worth saying of it, mostly nothing."""
+        event = line["event"]
+        if event == "step":
+            self._take_step(line)
+            return ""
+        if event == "started":
+            return self._take_start(line)
+        if event == "saved":
+            self.saved_step = line["step"]
+            return f"checkpoint of step {line['step']} written in {line['seconds']:.1f} s"
+        if event == "save_failed":
+            return (
+                f"CHECKPOINT OF STEP {line['step']} NOT WRITTEN: {line['error']}. "
+                "Training goes on; free disk before it ends."
+            )
+        if event == "exported":
+            return f"exported to {line['path']}"
+        return action_error_words(line) if event == "action_error" else ""
+
+    @property
+    def throughput(self) -> float | None:
+        """Returns samples a second over the last steps."""
+        total_s = sum(self.step_s)
+        return len(self.step_s) * self.samples_per_step / total_s if total_s > 0 else None
+
+    @property
+    def left_s(self) -> float | None:
+        """Returns the seconds to the last step."""
+        if not self.step_s:
+            return None
+        return (self.num_steps - self.step) * statistics.fmean(self.step_s)
+
+    def words(self) -> str:
+        """Returns the standing as one line."""
+        parts = [f"step {self.step}/{self.num_steps}"]
+        if self.loss:
+            parts += [f"loss {statistics.fmean(self.loss):.4g}", f"lr {self.lr:.2e}"]
+        if self.throughput is not None:
+            parts.append(f"{self.throughput:.4g} samples/s")
+            wait_frac = sum(self.wait_s) / max(sum(self.step_s), 1e-9)
+            parts += [f"data wait {wait_frac:.0%}"] if wait_frac >= 0.01 else []
+        if self.left_s is not None:
+            parts.append(f"{clock_words(self.left_s)} left")
+        return "  ".join(parts)
+
+    def _take_step(self, line: Line) -> None:
+        self.step = line["step"] + 1
+        self.loss.append(float(line["loss"]))
+        self.step_s.append(line["step_s"])
+        self.wait_s.append(line["wait_s"])
+        self.lr = line["lr"]
+
+    def _take_start(self, line: Line) -> str:
+        self.num_starts += 1
+        self.step = line["step"]
+        for window in (self.loss, self.step_s, self.wait_s):
+            window.clear()
+        if line["checkpoint"]:
+            return f"going on from {line['checkpoint']}"
+        return "from the first step again" if self.num_starts > 1 else ""
+
+
+def action_error_words(line: Line) -> str:
+    """Returns the action error as a person reads it."""
+    if "error" in line:
+        return f"action error not measured: {line['error']}"
+    which = "held-out" if line["held_out"] else "training (none was held out)"
+    groups = ", ".join(f"{name} {value:.3g}" for name, value in line["by_group"].items())
+    return (
+        f"action error (MAE, {line['num_samples']} samples of {line['num_episodes']} {which} "
+        f"episodes): {line['scaled']:.4g} normalised; in the robot's units: {groups}"
+    )
+
+
+class Progress:
+    """Shows a standing on a stream; a context manager, so that the terminal is given back.
+
+    Args:
+        title: names the training.
+        stream: a terminal gets a live block, anything else a line now and then.
+    """
+
+    def __init__(self, title: str, standing: Standing, stream: TextIO, clock: Clock) -> None:
+        self.standing = standing
+        self._title = title
+        self._clock = clock
+        self._console = Console(file=stream, highlight=False)
+        self._live: Live | None = None
+        self._notes: deque[str] = deque(maxlen=_NUM_NOTES)
+        self._told_s = clock.monotonic_s()
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live = Live(
+                console=self._console,
+                refresh_per_second=_REFRESHES_PER_S,
+                get_renderable=self._block,
+                transient=True,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.stop()
+            self._console.print(self._block())
+
+    def take(self, lines: Sequence[Line]) -> None:
+        """Shows what was added to the books."""
+        for line in lines:
+            self.note(self.standing.take(line))
+        now_s = self._clock.monotonic_s()
+        if lines and self._live is None and now_s - self._told_s >= _LINE_EVERY_S:
+            self._told_s = now_s
+            self._say(self.standing.words())
+
+    def note(self, text: str) -> None:
+        """Shows a line that stays."""
+        if not text:
+            return
+        self._notes.append(text)
+        if self._live is None:
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, markup=False)
+        self._console.file.flush()
+
+    def _block(self) -> Group:
+        standing = self.standing
+        bar = ProgressBar(total=max(standing.num_steps, 1), completed=standing.step, width=60)
+        began = standing.words() if standing.num_starts else "starting the workers"
+        lines: list[Any] = [Text(self._title, style="bold"), bar, Text(began)]
+        return Group(*lines, *(Text(note, style="dim") for note in self._notes))
+
+
+def clock_words(seconds: float) -> str:
+    """Returns a duration as people read it."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
