@@ -240,13 +240,14 @@ def _resumed(
 
 def _continued(began: SweepConfig, now: SweepConfig) -> SweepConfig:
     """Returns what a sweep began with, with what may change when it goes on."""
-    limits = {
-        "trials": now.sweep.trials or began.sweep.trials,
-        "minutes": now.sweep.minutes or began.sweep.minutes,
-    }
+    sweep = replace(
+        began.sweep,
+        trials=now.sweep.trials or began.sweep.trials,
+        minutes=now.sweep.minutes or began.sweep.minutes,
+    )
     return replace(
         began,
-        sweep=replace(began.sweep, **limits),
+        sweep=sweep,
         output=now.output,
         tracking=now.tracking,
         resume=now.resume,
