@@ -155,8 +155,8 @@ class SimulatedCluster:
     def run(self, request: TrialRequest) -> TrialRecord:
         """Returns the record of one visit and moves the clock by what it took."""
         clock_s = {"requested": self.clock.wall_s()}
-        costs_s = self._change_to(request.knobs)
         lost = out_of_memory(self.truth.profile, request.knobs)
+        costs_s = self._change_to(request.knobs, lost)
         if lost is not None:
             return self._infeasible(request, lost, costs_s, clock_s)
         clock_s["first_step"] = self.clock.wall_s()
@@ -176,21 +176,24 @@ class SimulatedCluster:
         clock_s["finished"] = self.clock.wall_s()
         return self._completed(request, steps_s, rule, costs_s, clock_s)
 
-    def _change_to(self, knobs: Knobs) -> dict[str, float]:
-        """Pays for making the group ready for these knobs; returns the seconds by class."""
+    def _change_to(self, knobs: Knobs, lost: TrialOutcome | None) -> dict[str, float]:
+        """Pays for making the group ready for these knobs; returns the seconds by class.
+
+        Memory runs out in the rehearsal, before anything is captured, unless it is a near thing.
+        """
         costs, group = self.truth.profile.costs, self._group
         change = change_cost(group.knobs, knobs)
         if change is ChangeCost.RESTART:
             self._group = group = _Group()
         captured = knobs["graph.scope"] != "off"
-        again = change is not ChangeCost.HOT
+        reached = lost is None or lost.group_lost
         new_batch = knobs["batch.per_gpu"] not in group.compiled
         group.compiled.add(knobs["batch.per_gpu"])
         costs_s = {
             "restart": costs.cold_s if change is ChangeCost.RESTART else 0.0,
             "reset": 0.0 if change is ChangeCost.RESTART else costs.reset_s,
             "prepare": costs.prepare_s + costs.compile_s * new_batch,
-            "capture": costs.capture_s if captured and again else 0.0,
+            "capture": costs.capture_s * (captured and reached and change is not ChangeCost.HOT),
         }
         group.knobs = dict(knobs)
         self.clock.sleep(sum(costs_s.values()))
