@@ -103,7 +103,8 @@ def _init(config: SweepConfig, address: str | None, environment: Mapping[str, st
         # Its processes were started before us, so they know nothing of our environment.
         ray.init(address=address, runtime_env={"env_vars": dict(environment)}, **common)
         return
-    ray.init(include_dashboard=False, **cluster_size(config), **common)
+    # "local", or Ray would join whatever cluster somebody has started on this machine.
+    ray.init("local", include_dashboard=False, **cluster_size(config), **common)
 
 
 def cluster_size(config: SweepConfig) -> dict[str, int]:
