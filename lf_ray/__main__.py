@@ -11,6 +11,7 @@ Sweeps (python sweeps/NAME.py [group=option ...] [key=value ...]; --help for eac
 
 Commands (--help for each)
   python -m lf_ray.train --config outputs/overlap/ID/best.yaml   train with what a sweep found
+  python -m lf_ray.predict model.weights=outputs/train/ID        actions for one observation
   python -m lf_ray.data check PATH                               is this data set trainable?
   python -m lf_ray.record rebuild JOURNAL                        make MLflow's copy again
   python -m lf_ray.bench step|overhead|search|data               the benchmarks behind the claims

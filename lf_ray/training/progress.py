@@ -156,7 +156,8 @@ class Progress:
         for line in lines:
             self.note(self.standing.take(line))
         now_s = self._clock.monotonic_s()
-        if lines and self._live is None and now_s - self._told_s >= _LINE_EVERY_S:
+        began = bool(self.standing.step_s)
+        if lines and began and self._live is None and now_s - self._told_s >= _LINE_EVERY_S:
             self._told_s = now_s
             self._say(self.standing.words())
 

@@ -32,7 +32,7 @@ def header(opened: Opened) -> list[str]:
     plan, config = opened.plan, opened.plan.config
     schedule = schedule_of(config)
     saving = f"every {plan.save_every} steps" if plan.save_every else "at the end"
-    held_out = config.data.holdout_episodes
+    held_out = config.data.holdout_episodes or 0
     at = f", from step {opened.from_step}" if opened.from_step else ""
     return [
         *opened.notes,
@@ -40,7 +40,7 @@ def header(opened: Opened) -> list[str]:
         f"{config.cluster.device}, {plan.num_steps} steps of {plan.samples_per_step} samples{at}",
         f"lr {schedule.peak:.3g} after {schedule.warmup_steps} steps of warm-up, cosine to 0; "
         f"checkpoints {saving}, the last {config.train.keep} stay; "
-        f"{held_out or 'no'} episodes held out",
+        f"{held_out or 'no'} episode{'' if held_out == 1 else 's'} held out",
         f"In {plan.folder}",
     ]
 
@@ -55,7 +55,8 @@ def footer(
     if summary["throughput"]:
         lines[-1] += f", {summary['throughput']:.4g} samples/s, loss {summary['loss']:.4g}"
     if summary["action_error"]:
-        lines.append(action_error_words(summary["action_error"]).capitalize())
+        said = action_error_words(summary["action_error"])
+        lines.append(said[0].upper() + said[1:])
     lines += [f"Restarted after: {item}" for item in ending.losses]
     lines += [f"Had to be ended by force: {item}" for item in ending.left_over]
     lines += [f"MLflow: {item}" for item in warnings]

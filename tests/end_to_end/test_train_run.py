@@ -1,0 +1,143 @@
+"""A training on Ray's workers, through everything that may happen to it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lf_ray.machine import child_pids
+from lf_ray.training.books import Line, read_books, steps_of
+from lf_ray.training.checkpoint.folder import complete_checkpoints
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = [
+    "model=nano",
+    "cluster=cpu",
+    "train.max_steps=60",
+    "train.save_every=10",
+    "graph.scope=step+optimizer",
+    "pipeline.prefix=on",
+]
+
+
+class Trainings:
+    """Runs `python -m lf_ray.train` in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cache = f"data.cache_dir={folder / 'cache'}"
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "lf_ray.train", *words]
+
+    def start(self, *words: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            self.command(*words),
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        )
+
+    def run(self, *words: str) -> tuple[int, str]:
+        process = self.start(*words)
+        out, _ = process.communicate(timeout=400)
+        return process.returncode, out
+
+    def results(self) -> list[Path]:
+        return sorted(path.parent for path in self.folder.glob("outputs/train/*/config.yaml"))
+
+
+@pytest.fixture
+def trainings(tmp_path: Path) -> Trainings:
+    return Trainings(tmp_path)
+
+
+def until(
+    process: "subprocess.Popen[str]",
+    books: Callable[[], list[Line]],
+    ready: Callable[[list[Line]], bool],
+    within_s: float = 300.0,
+) -> list[Line]:
+    ends_s = time.monotonic() + within_s
+    while time.monotonic() < ends_s:
+        lines = books()
+        if ready(lines):
+            return lines
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    raise AssertionError(f"not within {within_s} s: {books()[-3:]}")
+
+
+def workers_of(process: "subprocess.Popen[str]") -> list[int]:
+    found = []
+    for pid in child_pids(process.pid):
+        try:
+            title = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+        except OSError:
+            continue
+        if title.startswith("ray::") and "TrainWorker" in title:
+            found.append(pid)
+    return found
+
+
+def numbers(lines: list[Line]) -> list[tuple[Any, ...]]:
+    return [(item["step"], item["loss"], item["grad_norm"], item["lr"]) for item in steps_of(lines)]
+
+
+def test_a_killed_rank_a_sigterm_and_a_resume_change_no_number(trainings: Trainings) -> None:
+    process = trainings.start(*SETTINGS, trainings.cache)
+    try:
+        known: list[Path] = []
+
+        def books() -> list[Line]:
+            known[:] = trainings.results()
+            return read_books(known[0] / "train.jsonl") if known else []
+
+        until(process, books, lambda lines: any(item["step"] >= 12 for item in lines))
+        os.kill(workers_of(process)[0], signal.SIGKILL)
+        starts = until(
+            process, books, lambda lines: sum(x["event"] == "started" for x in lines) == 2
+        )
+        assert [x["step"] for x in starts if x["event"] == "started"][1] in (10, 20, 30, 40, 50)
+        until(process, books, lambda lines: lines[-1]["event"] == "step")
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    folder = known[0]
+    assert process.returncode == 130, out
+    assert "lost: " in out
+    assert f"Go on:   python -m lf_ray.train resume={folder.name}" in out
+    stopped = steps_of(read_books(folder / "train.jsonl"))[-1]["step"] + 1
+    assert complete_checkpoints(folder / "checkpoints")[-1].name == f"step-{stopped:08d}"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["exit_code"], summary["steps"]) == (130, stopped)
+    assert len(summary["losses"]) == 1
+
+    refused, said = trainings.run(f"resume={folder.name}", "train.lr=0.5")
+    assert refused == 2
+    assert "train.lr 0.001 -> 0.5" in said
+    code, out = trainings.run(f"resume={folder.name}")
+    assert code == 0, out
+    assert f"from step {stopped}" in out
+    assert (folder / "export" / "model.safetensors.index.json").is_file()
+    assert json.loads((folder / "summary.json").read_text())["action_error"]["held_out"]
+
+    code, out = trainings.run(*SETTINGS, trainings.cache)
+    assert code == 0, out
+    straight = trainings.results()[-1]
+    assert straight != folder
+    expected = numbers(read_books(straight / "train.jsonl"))
+    assert len(expected) == 60
+    assert numbers(read_books(folder / "train.jsonl")) == expected
