@@ -38,6 +38,7 @@ class Standing:
     best_id: str | None
     best_knobs: Knobs | None
     best_samples_per_s: Interval | None
+    baseline_samples_per_s: Interval | None
     counts: Mapping[str, int]
 
 
@@ -164,12 +165,13 @@ class Conductor:
     def standing(self) -> Standing:
         """Returns where the sweep stands."""
         state = self.planner.state
-        best = state.best
+        best, baseline = state.best, state.baseline
         return Standing(
             outlook=self.planner.outlook(self._clock.wall_s()),
             best_id=best.id if best else None,
             best_knobs=best.knobs if best else None,
             best_samples_per_s=throughput(best) if best else None,
+            baseline_samples_per_s=baseline.throughput if baseline else None,
             counts=state.counts(),
         )
 

@@ -56,7 +56,6 @@ class Display:
         self._standing: Standing | None = None
         self._told_s = clock.monotonic_s()
         self._note = ""
-        self._baseline: float | None = None
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -82,9 +81,6 @@ class Display:
         done = sum(event.kind == "finished" for event in events)
         resumed = f", resumed after {done} visits" if events else ""
         self._line(f"{self._title}: {', '.join(map(short_name, self._knobs))}{resumed}")
-        for event in events:
-            if event.kind == "finished":
-                self._learn_baseline(TrialRecord.from_json(event.data["record"]))
 
     def on_started(self, request: TrialRequest, reason: str, standing: Standing) -> None:
         """Opens a row."""
@@ -95,7 +91,6 @@ class Display:
     def on_finished(self, record: TrialRecord, standing: Standing) -> None:
         """Fills the row, or prints the line."""
         self._take(standing)
-        self._learn_baseline(record)
         for row in self._rows:
             if row.request.id == record.request.id:
                 row.record = record
@@ -118,11 +113,6 @@ class Display:
     def _take(self, standing: Standing) -> None:
         self._standing = standing
         self._told_s = self._clock.monotonic_s()
-
-    def _learn_baseline(self, record: TrialRecord) -> None:
-        reading = record.throughput_samples_per_s
-        if self._baseline is None and reading and record.request.purpose == "baseline":
-            self._baseline = reading.value
 
     def _refresh(self) -> None:
         if self._live is not None:
@@ -147,7 +137,8 @@ class Display:
         reading = record.throughput_samples_per_s
         if reading is None:
             return f"{record.outcome.kind}: {record.outcome.reason}"
-        against = f" (x{reading.value / self._baseline:.3f})" if self._baseline else ""
+        own = self._standing.baseline_samples_per_s if self._standing else None
+        against = f" (x{reading.value / own.value:.3f})" if own else ""
         raced = ", raced" if record.outcome.stop_rule == "raced" else ""
         return f"{interval_words(reading)}{against}{raced}"
 

@@ -7,6 +7,7 @@ Holds no clock, touches no worker and no file. Two planners that were given the 
 the same decision, which is what makes a resumed sweep go on as if nothing had happened.
 """
 
+import math
 from dataclasses import dataclass
 
 from lf_ray.protocol import OutcomeKind
@@ -36,7 +37,7 @@ class Outlook:
 
     Attributes:
         planned_trials: how many trials there will be, as far as is known.
-        left_s: estimated seconds to the end; None before the first visit is back.
+        left_s: estimated seconds to the end; None before two visits are back.
     """
 
     phase: str
@@ -64,6 +65,9 @@ class Planner:
         state, rules = self.state, self.rules
         if state.ended is not None:
             return Stop(*state.ended)
+        hurry = self._hurry_line(state.elapsed_s(now_wall_s))
+        if hurry is not None:
+            return hurry
         decision = self._decide(state.elapsed_s(now_wall_s))
         if isinstance(decision, Stop):
             if state.in_flight:
@@ -73,8 +77,23 @@ class Planner:
             return Wait("every group is busy")
         return decision
 
+    @property
+    def rules_now(self) -> Rules:
+        """Returns the rules, those for a sweep short of time where it has been found to be so."""
+        return self.rules.hurried() if self.state.hurried else self.rules
+
+    def _hurry_line(self, elapsed_s: float) -> Line | None:
+        soft_s = self.rules.soft_s
+        if soft_s is None or elapsed_s <= soft_s or self.state.hurried or not self.state.points:
+            return None
+        text = (
+            f"{soft_s:.0f} s are over: from here on one visit each, and fewer values a slice"
+            " (sweep.minutes or measure=standard give it more time)"
+        )
+        return Line("note", {"text": text, "hurried": True}, text)
+
     def _decide(self, elapsed_s: float) -> Decision:
-        state, rules = self.state, self.rules
+        state, rules = self.state, self.rules_now
         kind, count = state.streak
         if count >= rules.max_failures:
             return Stop(f"{count} failures in a row of kind {kind}: {state.streak_reason}", 0)
@@ -98,7 +117,8 @@ class Planner:
         minutes = self.rules.minutes
         if minutes is None or not self.state.points:
             return ""
-        if elapsed_s + self._visit_s() > minutes * 60:
+        visit_s = self._visit_s()
+        if elapsed_s + (visit_s if math.isfinite(visit_s) else 0.0) > minutes * 60:
             return f"sweep.minutes={minutes:g} are used up"
         return ""
 
@@ -106,19 +126,19 @@ class Planner:
         """Returns what a visit takes, everything included; the first one pays for the start."""
         visits = sum(len(group) for group in self.state.records.values())
         if visits < 2:
-            return self.state.opened_s
+            return math.nan
         return (self.state.active_s - self.state.opened_s) / (visits - 1)
 
     def outlook(self, now_wall_s: float) -> Outlook:
         """Returns where the sweep stands and how long it may still take."""
-        state, rules = self.state, self.rules
+        state, rules = self.state, self.rules_now
         planned = max(rules.trials or planned_trials(state.space), state.num_trials)
         if state.phase != "search":
             planned = state.num_trials
         visits = sum(len(group) for group in state.records.values())
         elapsed_s = state.elapsed_s(now_wall_s)
         left_s = None
-        if visits:
+        if visits > 1:
             left_s = _visits_left(state, rules, planned) * self._visit_s() / rules.num_groups
             if rules.minutes is not None:
                 left_s = min(left_s, max(0.0, rules.minutes * 60 - elapsed_s))
@@ -161,7 +181,7 @@ def _visits_left(state: SweepState, rules: Rules, planned_trials: int) -> float:
     if state.phase == "done":
         return 0.0
     if state.phase == "slices":
-        return visits_left(state)
+        return visits_left(state, rules)
     left = max(0, planned_trials - state.num_trials) if state.phase == "search" else 0
     widths = [min(7, len(values) or 9) for values in state.space.choices.values()]
     return left + rules.num_rivals + sum(widths)

@@ -66,7 +66,7 @@ class KneeObjective:
     Attributes:
         noise_frac: standard deviation between visits of one point.
         spread_frac: half-width that each visit reports of itself.
-        clock: moved on by what a visit takes, where given.
+        clock: moved on by what a visit takes (`visit_s` and what the change costs), where given.
         fate: what becomes of a request instead of a measurement; None lets it complete.
         true_rate: samples/s of a point without noise; None takes the overlap model's.
     """
@@ -75,6 +75,7 @@ class KneeObjective:
     noise_frac: float = 0.003
     spread_frac: float = 0.004
     clock: FakeClock | None = None
+    visit_s: float = 3.0
     fate: Callable[[TrialRequest], TrialOutcome | None] = lambda _: None
     true_rate: Callable[[Knobs], float] | None = None
     compute_s: float = 0.060
@@ -94,7 +95,7 @@ class KneeObjective:
             self._pass(1.0)
             return TrialRecord(request=request, outcome=outcome, gradients=self._told(request))
         record = self._measured(request, started_s)
-        self._pass(3.0 + _COST_S[change_cost(previous, request.knobs)])
+        self._pass(self.visit_s + _COST_S[change_cost(previous, request.knobs)])
         return record
 
     def rate(self, knobs: Knobs) -> float:

@@ -1,5 +1,6 @@
 """What the planner may answer, and the rules that a sweep goes by."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -76,6 +77,10 @@ class Proposer(Protocol):
         ...
 
 
+# A smoke sweep is to be over within about four minutes; with a cap, what is left is for the slices.
+_SMOKE_SOFT_S = 150.0
+_SOFT_SHARE = 0.7
+
 # How often a point is visited at most, by what the measurement is for.
 _VISITS = {MeasureLevel.smoke: 2, MeasureLevel.standard: 3, MeasureLevel.publish: 4}
 
@@ -89,7 +94,10 @@ class Rules:
         minutes: wall-clock cap.
         num_groups: requests that may be under way at once.
         enqueued: points tried before the sampler is asked (knobs that differ from the baseline).
-        slice_visits: visits of each value of a slice, at most.
+        soft_s: seconds after which a sweep hurries (one visit each, fewer values); None: never.
+        slice_visits: visits of each value of a slice, at most; slice_values: values, likewise.
+        num_rivals: near-ties that are measured side by side, the best among them.
+        winner_visits: of the best point, at most, where its visits disagree.
         baseline_every: visits after which the baseline is visited again, to see drift.
     """
 
@@ -102,11 +110,25 @@ class Rules:
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     deadlines: Deadlines = field(default_factory=Deadlines)
     enqueued: tuple[Mapping[str, KnobValue], ...] = ()
+    soft_s: float | None = None
     slice_visits: int = 2
+    slice_values: int = 7
     num_rivals: int = 3
+    winner_visits: int = 6
     baseline_every: int = 8
     gain_left_frac: float = 0.005
     max_failures: int = 3
+
+    def hurried(self) -> "Rules":
+        """Returns the rules of a sweep that is short of time."""
+        return dataclasses.replace(
+            self,
+            slice_visits=1,
+            slice_values=5,
+            num_rivals=1,
+            winner_visits=2,
+            baseline_every=1_000_000,
+        )
 
 
 def rules_of(
@@ -127,5 +149,12 @@ def rules_of(
         measure=config.measure,
         deadlines=deadlines or Deadlines(),
         enqueued=tuple(enqueued),
+        soft_s=_soft_s(config),
         slice_visits=_VISITS[config.measure.level],
     )
+
+
+def _soft_s(config: SweepConfig) -> float | None:
+    if config.sweep.minutes is not None:
+        return config.sweep.minutes * 60 * _SOFT_SHARE
+    return _SMOKE_SOFT_S if config.measure.level is MeasureLevel.smoke else None

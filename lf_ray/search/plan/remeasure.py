@@ -14,8 +14,6 @@ from lf_ray.search.plan.searching import baseline_due
 from lf_ray.search.plan.state import SweepState
 from lf_ray.search.plan.visits import certainly_below, given_up, revisit, throughput
 
-_MOST_WINNER_VISITS = 6
-
 
 def remeasure_decision(state: SweepState, rules: Rules) -> Decision:
     """Returns the next visit of a near-tie, or the line that starts the slices."""
@@ -52,7 +50,7 @@ def winner_visit(state: SweepState, rules: Rules, best: Point) -> Decision | Non
     if len(visits) < rules.slice_visits + 1:
         return revisit(state, rules, best.id, "the winner once more")
     apart_frac = _apart_frac(best)
-    if apart_frac > rules.measure.target_frac and len(visits) < _MOST_WINNER_VISITS:
+    if apart_frac > rules.measure.target_frac and len(visits) < rules.winner_visits:
         reason = f"the winner once more: its visits leave +-{apart_frac:.1%}"
         return revisit(state, rules, best.id, reason)
     return None

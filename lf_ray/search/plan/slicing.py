@@ -21,8 +21,7 @@ from lf_ray.search.plan.searching import baseline_due
 from lf_ray.search.plan.state import SweepState
 from lf_ray.search.plan.visits import certainly_below, given_up, revisit, slice_visit, throughput
 
-_MOST_VALUES = {"overlap.ratio": 6}
-_MOST_VALUES_ELSE = 7
+_FEWER_VALUES = {"overlap.ratio": 1}
 _SURE_ENOUGH = 0.9
 MAX_MOVES_PER_KNOB = 2
 _VISITS_PER_VALUE = 1.3
@@ -116,7 +115,7 @@ def _slice_step(state: SweepState, rules: Rules, anchor: Point, knob: str) -> De
     dead = _dead_line(state, anchor, knob, ladder)
     if dead:
         return dead
-    plan = _plan(state, anchor, knob, ladder)
+    plan = _plan(state, rules, anchor, knob, ladder)
     step = _visit_step(state, rules, anchor, knob, plan)
     if step is not None or state.in_flight:
         return step
@@ -141,7 +140,7 @@ def _dead_line(
 
 
 def _plan(
-    state: SweepState, anchor: Point, knob: str, ladder: Sequence[KnobValue]
+    state: SweepState, rules: Rules, anchor: Point, knob: str, ladder: Sequence[KnobValue]
 ) -> list[KnobValue]:
     """Returns the values that the slice visits first, one for each that differs in effect."""
     distinct: dict[str, KnobValue] = {}
@@ -155,7 +154,7 @@ def _plan(
     values = tuple(distinct.values())
     keep = {anchor.knobs[knob]}
     keep |= {value for value in values if _num_readings(state, anchor, knob, value)}
-    return coarse(values, keep, _MOST_VALUES.get(knob, _MOST_VALUES_ELSE))
+    return coarse(values, keep, rules.slice_values - _FEWER_VALUES.get(knob, 0))
 
 
 def _visit_step(
@@ -225,13 +224,13 @@ def _rate(state: SweepState, anchor: Point, knob: str, value: KnobValue) -> floa
     return throughput(point).value if point.visits and not point.gate_failed else math.nan
 
 
-def visits_left(state: SweepState) -> float:
+def visits_left(state: SweepState, rules: Rules) -> float:
     """Returns a rough count of the visits that the slices still take."""
     anchor = state.points[str(state.anchor)]
     unread = sum(
         not _num_readings(state, anchor, knob, value)
         for knob in slice_order(state, anchor)
-        for value in _plan(state, anchor, knob, _ladder(state, anchor, knob))
+        for value in _plan(state, rules, anchor, knob, _ladder(state, anchor, knob))
     )
     return 1 + _VISITS_PER_VALUE * unread
 

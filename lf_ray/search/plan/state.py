@@ -76,6 +76,7 @@ class SweepState:
     baseline_id: str | None = None
     visits_since_baseline: int = 0
     ended: tuple[str, int] | None = None
+    hurried: bool = False
     active_s: float = 0.0
     opened_s: float = 0.0
     num_records: int = 0
@@ -108,6 +109,8 @@ class SweepState:
             self._fold_phase(event)
         elif event.kind == "ended":
             self.ended = (str(event.data["reason"]), int(event.data["exit_code"]))
+        elif event.kind == "note" and event.data.get("hurried"):
+            self.hurried = True
         elif resumed:
             self.orphans.update(self.in_flight)
             self.in_flight.clear()

@@ -122,7 +122,7 @@ def given_up(state: SweepState, point_id: str) -> bool:
     hopeless = (OutcomeKind.INFEASIBLE, OutcomeKind.INVALID)
     return (
         point.gate_failed
-        or state.num_failures(point_id) >= MAX_FAILURES
+        or state.num_failures(point_id) >= max(MAX_FAILURES, len(point.visits) + 1)
         or (not point.visits and point.outcome.kind in hopeless)
     )
 

@@ -33,11 +33,12 @@ class Measured:
 
 
 def expected_gain_frac(
-    space: Space, measured: Sequence[Measured], candidates: Sequence[Knobs], best: float
+    space: Space, measured: Sequence[Measured], candidates: Sequence[Knobs]
 ) -> float:
-    """Returns the largest expected improvement over `best`, as a share of it.
+    """Returns the largest expected improvement over the best, as a share of it.
 
-    Infinite while too few points are measured, zero where nothing is left to try.
+    The best is what the model makes of the points measured, not the luckiest reading. Infinite
+    while too few points are measured, zero where nothing is left to try.
     """
     if not candidates:
         return 0.0
@@ -45,6 +46,7 @@ def expected_gain_frac(
         return math.inf
     model = _Model.of(space, measured)
     wanted_CK = np.array([coordinates(space, knobs) for knobs in candidates])
+    best = float(model.posterior(model.known_PK)[0].max())
     return float(model.improvement(wanted_CK, best).max()) / best
 
 
@@ -76,7 +78,8 @@ def picked(
             value = 1.0
         else:
             model = _Model.of(space, believed)
-            score_C = model.improvement(wanted_CK, max(item.samples_per_s for item in believed))
+            best = float(model.posterior(model.known_PK)[0].max())
+            score_C = model.improvement(wanted_CK, best)
             value = math.nan
         score_C[[*chosen, *_beyond_classes(classes, chosen)]] = -math.inf
         index = int(np.argmax(score_C))

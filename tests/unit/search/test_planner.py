@@ -17,9 +17,9 @@ from lf_ray.protocol import (
     TrialRequest,
     change_cost,
 )
-from lf_ray.search.plan.decisions import Request, Rules, Stop, Wait
+from lf_ray.search.plan.decisions import Request, Rules, Stop, Wait, rules_of
 from lf_ray.search.samplers.plain import GridProposer
-from lf_ray.settings import MeasureSettings
+from lf_ray.settings import MeasureLevel, MeasureSettings, SweepConfig
 from lf_ray.testing.fake_sweep import RATIOS, FakeSweep
 from lf_ray.testing.objectives import (
     BASELINE_KNOBS,
@@ -275,6 +275,34 @@ def test_the_time_limit_leaves_time_for_the_slices(make_sweep: MakeSweep) -> Non
     assert stop.exit_code == 0
     assert "half of sweep.minutes" in sweep.lines("stage")[0]["reason"]
     assert len(sweep.started("slice")) > 5
+
+
+def test_a_slow_machine_gets_a_shorter_sweep(make_sweep: MakeSweep) -> None:
+    """Visits of 11 s: what matters is still measured, once, and it is said."""
+    lengths = {}
+    for soft_s in (None, 150.0):
+        clock = FakeClock()
+        objective = KneeObjective(clock=clock, visit_s=11.0, noise_frac=0.03, spread_frac=0.05)
+        sweep = make_sweep(execute=objective, clock=clock, rules=Rules(soft_s=soft_s))
+        assert sweep.run().exit_code == 0
+        lengths[soft_s] = clock.monotonic_s()
+    assert sweep.state.num_trials >= 12
+    assert lengths[150.0] < 360 < lengths[None]
+    texts = [str(line["text"]) for line in sweep.lines("note")]
+    assert sum("from here on one visit each" in text for text in texts) == 1
+    best = sweep.state.best
+    assert best is not None
+    assert len(best.visits) >= 2
+
+
+def test_only_a_smoke_sweep_or_one_with_a_cap_hurries() -> None:
+    config = SweepConfig()
+    assert rules_of(config).soft_s == 150.0
+    config.sweep.minutes = 10.0
+    assert rules_of(config).soft_s == pytest.approx(420.0)
+    config.sweep.minutes = None
+    config.measure.level = MeasureLevel.standard
+    assert rules_of(config).soft_s is None
 
 
 def test_a_space_that_is_exhausted_is_said(make_sweep: MakeSweep) -> None:

@@ -26,16 +26,16 @@ def rest(space: Space, *places: int) -> list[dict[str, KnobValue]]:
 
 def test_nothing_left_is_no_gain_and_too_little_known_is_any_gain() -> None:
     space = line()
-    assert expected_gain_frac(space, measured(space, 1, 5), [], 90.0) == 0.0
-    few = expected_gain_frac(space, measured(space, 1, 5), list(space.points()), 90.0)
+    assert expected_gain_frac(space, measured(space, 1, 5), []) == 0.0
+    few = expected_gain_frac(space, measured(space, 1, 5), list(space.points()))
     assert few == math.inf
 
 
 def test_a_known_peak_leaves_less_to_gain_than_an_unknown_one() -> None:
     space = line()
     off, near = (0, 4, 16, 20), (0, 4, 10, 12, 14, 16, 20)
-    away = expected_gain_frac(space, measured(space, *off), rest(space, *off), rate(16))
-    there = expected_gain_frac(space, measured(space, *near), rest(space, *near), rate(12))
+    away = expected_gain_frac(space, measured(space, *off), rest(space, *off))
+    there = expected_gain_frac(space, measured(space, *near), rest(space, *near))
     assert away > 0.005
     assert there < 0.002
 
