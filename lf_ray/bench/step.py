@@ -105,7 +105,7 @@ class FusedParts(SyntheticParts):
         """Returns the model as the mode wants it."""
         model = super().model(config, device)
         if self._mode in ("fused", "compiled", "pipelined"):
-            fuse_prefix(model)
+            fuse_prefix(model, compile_views=self._mode != "fused")
             fuse_head(model, compile_blocks=self._mode != "fused")
         return model
 

@@ -100,6 +100,25 @@ def test_release_gives_the_blocks_back_to_the_device(pool: MemoryPool) -> None:
         del again
 
 
+def test_what_lives_on_survives_a_release_and_can_go_later(pool: MemoryPool) -> None:
+    torch.cuda.empty_cache()
+    free_before, _ = torch.cuda.mem_get_info(DEVICE)
+    with pool.scope():
+        weights = torch.full((300 * MIB,), 7, dtype=torch.uint8, device=DEVICE)
+        scratch = torch.ones(600 * MIB, dtype=torch.uint8, device=DEVICE)
+        del scratch
+    pool.release()
+    assert pool.stats().counts.live_bytes == 300 * MIB
+    with pool.scope():
+        other = torch.zeros(600 * MIB, dtype=torch.uint8, device=DEVICE)
+        assert bool((weights == 7).all())
+        del other
+    del weights
+    pool.release()
+    assert pool.stats().blocks == ()
+    assert torch.cuda.mem_get_info(DEVICE)[0] >= free_before - 64 * MIB
+
+
 def test_without_defrag_the_blocks_stay_for_the_next_trial() -> None:
     pool = MemoryPool(total_size_gb=2, block_sizes=[1], enable_defrag=False, device=DEVICE)
     with pool.scope():

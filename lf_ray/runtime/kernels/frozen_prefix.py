@@ -6,7 +6,7 @@ gradient passes through; with any other call the model's own code runs.
 V views, P patches, C width, B batch, L sequence, D language width, H heads, E head width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lf_ray.runtime.kernels.compiling import compiled
 from lf_ray.runtime.kernels.head_blocks import rotation
 from lf_ray.runtime.kernels.update import kernel_refusal
+from models.groot_n1_6.language import place_image_tokens
+from models.groot_n1_6.views.preprocess import preprocess_views
 
 
-def fuse_prefix(model: Any) -> str | None:
+def fuse_prefix(model: Any, *, compile_views: bool = False) -> str | None:
     """Replaces the prefix's two stacks by fused ones; returns why not, None where it did.
 
     Args:
-        model: a GR00T N1.6 on its device, embodiments active, tuning flags set.
+        model: a GR00T N1.6 on its device, weights loaded, embodiments active, tuning flags set.
+        compile_views: the views' preprocessing by torch.compile, once a batch size.
     """
     eagle = model.backbone.model
     vision, language = eagle.vision_model.vision_model, eagle.language_model.model
@@ -38,7 +42,31 @@ def fuse_prefix(model: Any) -> str | None:
         return f"the rotation kernel needs a power of two as head width, not {head_width}"
     vision.forward = FusedVision(vision).forward
     language.run = FusedLanguage(language, model.config.num_frozen_layers(model.tune)).run
+    if compile_views:
+        model.prefix = CompiledViews(model).prefix
     return None
+
+
+class CompiledViews:
+    """The prefix with its preprocessing compiled; stands in for `GrootN16.prefix`."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._preprocess: Callable[..., Tensor] = compiled(preprocess_views, wanted=True)
+
+    def prefix(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Returns the residual stream [B, L, D] below the first language layer that learns."""
+        model = self._model
+        language = model.backbone.model.language_model.model
+        images_BKHWC = batch["images_BKHWC"]
+        with torch.no_grad():
+            pixels = self._preprocess(images_BKHWC, batch.get("augment_BD"), model.config)
+            tokens_VND = model.encode_views(pixels)
+            image_BND = tokens_VND.reshape(len(images_BKHWC), -1, tokens_VND.shape[-1])
+            x_BLD = language.embed_tokens(batch["input_ids_BL"])
+            x_BLD = place_image_tokens(x_BLD, image_BND, batch["image_index_BN"])
+            out: Tensor = language.run(x_BLD, 0, model.config.num_frozen_layers(model.tune))
+            return out
 
 
 def pack(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

@@ -5,12 +5,12 @@ B batch, T state and action tokens, D width, L sequence.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lf_ray.runtime.kernels.compiling import compiled
 from lf_ray.runtime.kernels.head_blocks import (
     block_weights,
     dit_block,
@@ -20,9 +20,6 @@ from lf_ray.runtime.kernels.head_blocks import (
     rotation,
 )
 from lf_ray.runtime.kernels.update import kernel_refusal
-
-# Block kinds times batch sizes that one warm worker may meet.
-_RECOMPILE_LIMIT = 64
 
 
 def fuse_head(model: Any, *, compile_blocks: bool = True) -> str | None:
@@ -36,8 +33,6 @@ def fuse_head(model: Any, *, compile_blocks: bool = True) -> str | None:
     refusal = kernel_refusal(language.norm.weight.device)
     if refusal is not None:
         return refusal
-    if compile_blocks:
-        _raise_compile_limit()
     dit = model.action_head.model
     dit.forward = FusedDit(dit, compile_blocks=compile_blocks).forward
     num_frozen = model.config.num_frozen_layers(model.tune)
@@ -50,7 +45,7 @@ class FusedDit:
 
     def __init__(self, dit: Any, *, compile_blocks: bool) -> None:
         self._dit = dit
-        self._block: Callable[..., Tensor] = _compiled(dit_block, compile_blocks)
+        self._block: Callable[..., Tensor] = compiled(dit_block, wanted=compile_blocks)
 
     def forward(
         self, x_BTD: Tensor, bucket_B: Tensor, text: Any, image: Any, generator: Any = None
@@ -85,7 +80,7 @@ class TunedLanguage:
         self._language = language
         self._own_run = language.run
         self._num_frozen = num_frozen
-        self._layer: Callable[..., Tensor] = _compiled(language_layer, compile_blocks)
+        self._layer: Callable[..., Tensor] = compiled(language_layer, wanted=compile_blocks)
 
     def run(self, x_BLD: Tensor, first: int, last: int, mask: Tensor | None = None) -> Tensor:
         """Returns the residual stream after layers first .. last - 1."""
@@ -102,15 +97,3 @@ class TunedLanguage:
                 x_BLD, cos_LE, sin_LE, layer_weights(layer), (config.head_width, config.eps)
             )
         return x_BLD
-
-
-def _compiled(function: Callable[..., Tensor], wanted: bool) -> Callable[..., Tensor]:
-    return (
-        cast(Callable[..., Tensor], torch.compile(function, dynamic=False)) if wanted else function
-    )
-
-
-def _raise_compile_limit() -> None:
-    # Past the limit dynamo would run blocks eagerly without a word; then it has to fail instead.
-    torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT
-    torch._dynamo.config.fail_on_recompile_limit_hit = True

@@ -14,8 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 4
-NORM_WARPS = 4
+# Measured on H200 (docs/log.md, 2026-11-29): within 5-25 % of a copy at either width; more rows or
+# warps a program are slower.
+ROWS = 2
+NORM_WARPS = 2
 SWIGLU_BLOCK = 1024
 
 
