@@ -36,6 +36,9 @@ _CLIENT_SETTINGS = {
     "GIT_PYTHON_REFRESH": "quiet",
 }
 
+# Opens MLflow's pages on training runs instead of language-model traces.
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+
 _log = logging.getLogger(__name__)
 
 
@@ -104,7 +107,11 @@ class MlflowRuns:
         database = database_path(uri)
         place = str(database.parent / "mlartifacts" / name) if database else None
         try:
-            return str(self._client.create_experiment(name, artifact_location=place))
+            return str(
+                self._client.create_experiment(
+                    name, artifact_location=place, tags=dict(_EXPERIMENT_TAGS)
+                )
+            )
         except self._error as error:
             # Two sweeps that start together both find none.
             found = self._client.get_experiment_by_name(name)

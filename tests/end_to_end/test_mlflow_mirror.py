@@ -106,7 +106,7 @@ def test_numbers_are_the_reports(mirrored: tuple[str, Path, Path]) -> None:
     best = runs["t004"].data
     assert best.params["bucket_size_mb"] == "1"
     assert best.params["overlap_ratio"] == "0.8"
-    assert best.params["effective.num_buckets"] == "40"
+    assert best.params["run_effective.num_buckets"] == "40"
     assert (
         best.metrics["throughput_lo"] < best.metrics["throughput"] < best.metrics["throughput_hi"]
     )

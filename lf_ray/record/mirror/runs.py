@@ -22,6 +22,7 @@ from lf_ray.record.mirror.numbers import (
     with_bounds,
 )
 from lf_ray.record.mirror.updates import (
+    EFFECTIVE,
     EFFECTIVE_OF,
     FAILED,
     FINISHED,
@@ -229,7 +230,7 @@ class Mirror:
         for name, value in record.outcome.effective.items():
             varies = bool(EFFECTIVE_OF.get(name, groups) & groups)
             if varies == as_params:
-                found[f"effective.{clean_key(name)}"] = param_text(value)
+                found[f"{EFFECTIVE}{clean_key(name)}"] = param_text(value)
         return found
 
     def _pooled(self, point_id: str) -> tuple[Interval, int] | None:

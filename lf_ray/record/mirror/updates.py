@@ -15,6 +15,8 @@ PARAM_NAMES = {
     "overlap.ratio": "overlap_ratio",
     "memory.block_sizes": "block_sizes",
 }
+# Sorts behind the knobs, which MLflow's Compare page then shows first.
+EFFECTIVE = "run_effective."
 # Which groups of knobs an effective value follows from; one that is not here counts as varying.
 EFFECTIVE_OF: dict[str, set[str]] = {
     "num_buckets": {"overlap"},

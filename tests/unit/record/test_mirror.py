@@ -149,6 +149,8 @@ def test_final_numbers_come_with_bounds_and_are_the_latest() -> None:
     assert {"loss", "grad_norm", "lr", "data_wait"} <= set(finals)
     steps = [point.step for point in first.metrics if point.name == "throughput"]
     assert steps == list(range(25))
+    assert min(finals) == "Samples per second"  # what the Compare page opens with
+    assert finals["Samples per second"] == finals["throughput"]
     assert _finals(sweep) == {"best_throughput": pytest.approx(80.0)}
 
 
@@ -189,8 +191,8 @@ def test_effective_values_that_cannot_vary_are_tags() -> None:
     outcome = TrialOutcome(kind=OutcomeKind.COMPLETED, effective=effective)
     mirror.started(request, 101.0)
     update = mirror.finished(_record(request, outcome=outcome), 115.0)[0]
-    assert update.params == {"effective.num_buckets": "4", "effective.something_new": "x"}
-    assert update.tags["effective.lr"] == "0.001"
+    assert update.params == {"run_effective.num_buckets": "4", "run_effective.something_new": "x"}
+    assert update.tags["run_effective.lr"] == "0.001"
 
 
 def test_non_finite_numbers_become_tags() -> None:
