@@ -7,6 +7,8 @@ from lf_ray.protocol import OutcomeKind, TrialOutcome, TrialRecord, TrialRequest
 
 # A visit that stopped for one of these may have fewer steps than were asked for.
 _SHORT_STOPS = ("raced", "cap")
+# The error kind of a visit that never settled.
+UNSTEADY = "unsteady"
 
 
 def audited(record: TrialRecord) -> TrialRecord:
@@ -29,7 +31,7 @@ def _distrust(record: TrialRecord) -> tuple[str, str]:
     if record.samples_per_step <= 0:
         return "samples", f"a step of {record.samples_per_step} samples measures nothing"
     if reading is None:
-        return "unsettled", f"no settled measurement (stopped by: {record.outcome.stop_rule})"
+        return UNSTEADY, f"no settled measurement (stopped by: {record.outcome.stop_rule})"
     if not all(math.isfinite(item) for item in (reading.value, reading.lo, reading.hi)):
         return "non_finite", (
             f"non-finite objective: {record.samples_per_step} samples in {step_s} s a step"
@@ -53,3 +55,9 @@ def failed_record(request: TrialRequest, reason: str, error_kind: str) -> TrialR
             kind=OutcomeKind.FAILED, reason=reason, error_kind=error_kind, stop_rule="error"
         ),
     )
+
+
+def says_nothing(outcome: TrialOutcome) -> bool:
+    """Returns whether the outcome tells of the machine or the moment, not of the point."""
+    unsteady = outcome.kind is OutcomeKind.INVALID and outcome.error_kind == UNSTEADY
+    return unsteady or outcome.kind is OutcomeKind.FAILED

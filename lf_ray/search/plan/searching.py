@@ -15,6 +15,7 @@ from lf_ray.protocol import (
     TrialOutcome,
     change_cost,
 )
+from lf_ray.search.plan.audit import says_nothing
 from lf_ray.search.plan.decisions import Decision, Line, Proposer, Rules, Stop, Told, Wait
 from lf_ray.search.plan.state import SweepState
 from lf_ray.search.plan.visits import (
@@ -113,7 +114,7 @@ def round_seed(sweep_seed: int, index: int) -> int:
 
 
 def told(state: SweepState) -> list[Told]:
-    """Returns what the sampler may learn from. A failure says nothing about the point."""
+    """Returns what the sampler may learn from. Some outcomes say nothing of their point."""
     return [
         Told(
             knobs=point.knobs,
@@ -122,7 +123,7 @@ def told(state: SweepState) -> list[Told]:
             error_frac=point.throughput.half_width_frac / 1.96 if point.throughput else 0.0,
         )
         for point in state.points.values()
-        if point.outcome.kind is not OutcomeKind.FAILED
+        if point.visits or not says_nothing(point.outcome)
     ]
 
 

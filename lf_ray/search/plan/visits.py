@@ -4,6 +4,7 @@ import math
 
 from lf_ray.analysis.points import Point
 from lf_ray.protocol import Budget, Interval, Knobs, OutcomeKind, Purpose, TrialRequest
+from lf_ray.search.plan.audit import says_nothing
 from lf_ray.search.plan.decisions import Request, Rules
 from lf_ray.search.plan.state import TRIAL_PURPOSES, SweepState
 
@@ -98,13 +99,17 @@ def certainly_below(point: Point, other: Point, share: float = 1.0) -> bool:
 
 
 def due_for_retry(state: SweepState) -> list[str]:
-    """Returns the points whose only visit failed by no fault of theirs: each gets one more."""
+    """Returns the points whose only visit came to nothing by no fault of theirs: one more each.
+
+    A sweep short of time leaves out those that merely did not settle.
+    """
     return [
         point.id
         for point in state.points.values()
         if not point.visits
         and num_attempts(state, point.id) == 1
-        and point.outcome.kind is OutcomeKind.FAILED
+        and says_nothing(point.outcome)
+        and not (state.hurried and point.outcome.kind is OutcomeKind.INVALID)
         and len(state.started_of(point.id)) == 1
     ]
 
@@ -119,11 +124,10 @@ def given_up(state: SweepState, point_id: str) -> bool:
     point = state.points.get(point_id)
     if point is None:
         return False
-    hopeless = (OutcomeKind.INFEASIBLE, OutcomeKind.INVALID)
     return (
         point.gate_failed
         or state.num_failures(point_id) >= max(MAX_FAILURES, len(point.visits) + 1)
-        or (not point.visits and point.outcome.kind in hopeless)
+        or not (point.visits or says_nothing(point.outcome))
     )
 
 

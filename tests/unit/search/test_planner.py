@@ -168,6 +168,18 @@ def test_a_lost_worker_is_retried_once_and_not_held_against_the_point(
     assert stop.exit_code == 0
 
 
+def test_a_visit_that_never_settled_is_repeated_once(make_sweep: MakeSweep) -> None:
+    def fate(request: TrialRequest) -> TrialOutcome | None:
+        if request.id != "t003":
+            return None
+        return TrialOutcome(kind=OutcomeKind.INVALID, reason="ramp", error_kind="unsteady")
+
+    sweep = make_sweep(execute=KneeObjective(fate=fate), rules=Rules(trials=6))
+    sweep.run()
+    assert "t003r1" in [request.id for request in sweep.started()]
+    assert sweep.state.counts() == {**sweep.state.counts(), "completed": 6, "invalid": 0}
+
+
 def test_a_point_that_fails_twice_is_left_alone(make_sweep: MakeSweep) -> None:
     def fate(request: TrialRequest) -> TrialOutcome | None:
         lost = (request.replicate_of or request.id) == "t003"
