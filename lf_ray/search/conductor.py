@@ -92,6 +92,10 @@ class MemoryLog:
 class Conductor:
     """Carries out what the planner decides.
 
+    Attributes:
+        stop: why the sweep is over, once it is.
+        broken: why no more events can be kept, once that is so.
+
     Args:
         planner: without events yet.
         log: where events are kept.
@@ -107,6 +111,7 @@ class Conductor:
         self._observers = list(observers)
         self._clock = clock
         self.stop: Stop | None = None
+        self.broken: RecordError | None = None
 
     def begin(self, header: Mapping[str, Any], events: Sequence[JournalEvent] = ()) -> None:
         """Starts a sweep, or goes on after the events of an interrupted one."""
@@ -176,9 +181,20 @@ class Conductor:
         )
 
     def _keep(self, kind: str, **payload: Any) -> JournalEvent:
-        event = self._log.append(kind, **payload)
+        try:
+            event = self._log.append(kind, **payload)
+        except RecordError as error:
+            self._break(error)
+            raise
         self.planner.observe(event)
         return event
+
+    def _break(self, error: RecordError) -> None:
+        """Ends the sweep where its events can't be kept: what is not kept has not happened."""
+        if self.broken is None:
+            self.broken = error
+            self.stop = Stop(f"the journal can't be written: {error}", 1)
+            self._tell_end(self.stop)
 
     def _write(self, line: Line) -> None:
         self._keep(line.kind, **line.payload)
@@ -194,6 +210,9 @@ class Conductor:
         self.stop = stop
         if self.planner.state.ended is None:
             self._keep("ended", reason=stop.reason, exit_code=stop.exit_code)
+        self._tell_end(stop)
+
+    def _tell_end(self, stop: Stop) -> None:
         standing = self.standing()
         self._tell(lambda observer: observer.on_ended(stop.reason, stop.exit_code, standing))
 
@@ -206,7 +225,8 @@ class Conductor:
                 self._observers.remove(observer)
                 name = type(observer).__name__
                 _log.exception("%s is told nothing more", name)
-                self.note(f"{name} is told nothing more: {type(error).__name__}: {error}")
+                if self.broken is None:
+                    self.note(f"{name} is told nothing more: {type(error).__name__}: {error}")
 
 
 def run_in_process(conductor: Conductor, execute: Callable[[TrialRequest], TrialRecord]) -> Stop:

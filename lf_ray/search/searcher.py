@@ -4,6 +4,7 @@ Tune drives; every decision, what is kept and what is told comes from the one pa
 `lf_ray.search.conductor` is. Samplers and the study file: `lf_ray.search.samplers`.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
+from lf_ray.errors import RecordError
 from lf_ray.protocol import TrialRequest
 from lf_ray.search.conductor import Conductor, parse_record
 from lf_ray.search.plan.decisions import Request, Stop
@@ -44,7 +46,10 @@ class SweepSearcher(Searcher):  # type: ignore[misc]
         self._on_ask()
         if self._conductor is None:
             return Searcher.FINISHED
-        decision = self._conductor.next()
+        try:
+            decision = self._conductor.next()
+        except RecordError:
+            return Searcher.FINISHED
         if isinstance(decision, Stop):
             return Searcher.FINISHED
         if not isinstance(decision, Request):
@@ -64,6 +69,13 @@ class SweepSearcher(Searcher):  # type: ignore[misc]
         self._free.sort()
         if self._conductor.stop is not None:
             return
+        with contextlib.suppress(RecordError):  # the conductor remembers it and ends the sweep
+            self._hand_on(request, result, error=error)
+
+    def _hand_on(
+        self, request: TrialRequest, result: Mapping[str, Any] | None, *, error: bool
+    ) -> None:
+        assert self._conductor is not None
         data = (result or {}).get("record")
         if error or data is None:
             reason = "the trainable raised; its folder under tune/ has error.txt"

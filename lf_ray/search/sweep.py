@@ -93,6 +93,9 @@ def run_on_tune(
         num_groups: requests under way at once.
         resources: of the trainable itself, as Tune takes them.
         interruption: already armed by the caller; None arms one for this call.
+
+    Raises:
+        RecordError: the journal can't be written any more.
     """
     if interruption is None:
         interruption = Interruption()
@@ -113,6 +116,12 @@ def run_on_tune(
                 tuner.fit()
     except KeyboardInterrupt:
         interruption.reason = interruption.reason or "interrupted by Ctrl-C"
+    except Exception:
+        # Tune wraps what its searcher raised, or says something of its own about it.
+        if conductor.broken is None:
+            raise
+    if conductor.broken is not None:
+        raise conductor.broken
     if conductor.stop is None:
         conductor.interrupt(interruption.reason or "Ray Tune ended before the sweep did")
     assert conductor.stop is not None
