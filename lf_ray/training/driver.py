@@ -36,6 +36,7 @@ STOP_S = 1800.0
 """How long a save may take once a stop was asked for; a second signal leaves at once."""
 
 _LOOK_S = 0.5
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def training_session(place: Place) -> WorkerSession:
@@ -67,14 +68,20 @@ class StopWish:
     reason: str = ""
     since_s: float = 0.0
 
+    def arm(self) -> None:
+        """Takes the signals (back): Ray takes SIGTERM for itself when it starts."""
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                signal.signal(number, self._handle)
+
     @contextmanager
     def armed(self) -> Iterator["StopWish"]:
         """Holds the signals for a while, and gives them back to who had them."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self._handle) for number in numbers}
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        self.arm()
         try:
             yield self
         finally:
@@ -125,6 +132,7 @@ def run_on_ray(
     plan.stop_path.unlink(missing_ok=True)
     reader = BooksReader(plan.folder / BOOKS_NAME, from_end=True)
     cluster = start_cluster(plan.config, plan.folder / "ray")
+    wish.arm()
     owner = None
     try:
         owner = start_owner(_group_plan(plan, visit, make_session))
