@@ -41,7 +41,7 @@ def fuse(model: GrootN16, settings: ModelSettings) -> str:
     if not settings.fused_kernels:
         return "plain"
     refused = {
-        "prefix": fuse_prefix(model),
+        "prefix": fuse_prefix(model, compile_views=settings.compile_blocks),
         "head": fuse_head(model, compile_blocks=settings.compile_blocks),
     }
     plain = [f"{part} plain ({reason})" for part, reason in refused.items() if reason]

@@ -46,7 +46,7 @@ def _flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def source_hash() -> str:
     """Returns a short hash of what decides a trial's result: our own Python files."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     digest = hashlib.sha256()
     for folder in ("lf_ray", "models"):
         for path in sorted((root / folder).rglob("*.py")):
