@@ -121,7 +121,7 @@ def _sample(source: TrainingSet, options: argparse.Namespace) -> int:
     samples = dataset.samples_of(options.episode)
     horizon = dataset.modality.horizon
     _within("--frame", options.frame, len(samples), f"frames with {horizon} recorded actions ahead")
-    return samples[options.frame]
+    return samples[int(options.frame)]
 
 
 def _within(option: str, value: int, count: int, what: str) -> None:
