@@ -97,7 +97,7 @@ class Rules:
         soft_s: seconds after which a sweep hurries (one visit each, fewer values); None: never.
         slice_visits: visits of each value of a slice, at most; slice_values: values, likewise.
         num_rivals: near-ties that are measured side by side, the best among them.
-        winner_visits: of the best point, at most, where its visits disagree.
+        winner_visits: of the best point and the baseline, at most, where visits disagree.
         baseline_every: visits after which the baseline is visited again, to see drift.
     """
 
@@ -126,7 +126,7 @@ class Rules:
             slice_visits=1,
             slice_values=5,
             num_rivals=1,
-            winner_visits=2,
+            winner_visits=4,
             baseline_every=1_000_000,
         )
 

@@ -14,6 +14,9 @@ from lf_ray.search.plan.searching import baseline_due
 from lf_ray.search.plan.state import SweepState
 from lf_ray.search.plan.visits import certainly_below, given_up, revisit, throughput
 
+# Visits of the best point and of the baseline, at least: the gain is their ratio.
+MIN_ANSWER_VISITS = 3
+
 
 def remeasure_decision(state: SweepState, rules: Rules) -> Decision:
     """Returns the next visit of a near-tie, or the line that starts the slices."""
@@ -35,25 +38,35 @@ def remeasure_decision(state: SweepState, rules: Rules) -> Decision:
 
 
 def winner_visit(state: SweepState, rules: Rules, best: Point) -> Decision | None:
-    """Returns the next visit that a point needs before it may be called best, None once it is due.
+    """Returns the next visit that a point needs before it may be called best, None once it had all.
 
-    One of them is long; the baseline needs none of that length, since nothing new is claimed of it.
+    One of them is long. The baseline is seen again beside it, because the gain rests on both.
     """
-    if given_up(state, best.id):
-        return None
-    visits = state.started_of(best.id)
-    steps = rules.measure.winner_steps
-    had = best.id == state.baseline_id or any(r.budget.min_steps >= steps for r in visits[1:])
-    if not had:
-        reason = f"the winner once more, over at least {steps} steps"
-        return revisit(state, rules, best.id, reason, min_steps=steps)
-    if len(visits) < rules.slice_visits + 1:
-        return revisit(state, rules, best.id, "the winner once more")
-    apart_frac = _apart_frac(best)
-    if apart_frac > rules.measure.target_frac and len(visits) < rules.winner_visits:
-        reason = f"the winner once more: its visits leave +-{apart_frac:.1%}"
-        return revisit(state, rules, best.id, reason)
+    if best.id != state.baseline_id and not given_up(state, best.id):
+        steps = rules.measure.winner_steps
+        if not any(r.budget.min_steps >= steps for r in state.started_of(best.id)[1:]):
+            reason = f"the winner once more, over at least {steps} steps"
+            return revisit(state, rules, best.id, reason, min_steps=steps)
+    baseline = state.baseline
+    assert baseline is not None
+    compared = {best.id: "the winner", baseline.id: "the baseline, which it is compared with,"}
+    for point in (best, baseline):
+        reason = _unclear(state, rules, point)
+        if reason and not given_up(state, point.id):
+            return revisit(state, rules, point.id, f"{compared[point.id]} once more: {reason}")
     return None
+
+
+def _unclear(state: SweepState, rules: Rules, point: Point) -> str:
+    """Returns why a point that the answer rests on needs another visit, empty where it does not."""
+    num_visits = len(state.started_of(point.id))
+    apart_frac = _apart_frac(point)
+    least = max(MIN_ANSWER_VISITS, rules.slice_visits + 1)
+    if num_visits < least:
+        return f"visit {num_visits + 1} of {least}"
+    if apart_frac > rules.measure.target_frac and num_visits < rules.winner_visits:
+        return f"its visits leave +-{apart_frac:.1%}"
+    return ""
 
 
 def _apart_frac(point: Point) -> float:

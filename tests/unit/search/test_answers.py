@@ -173,3 +173,15 @@ def test_publishing_visits_more_than_smoking() -> None:
         sweep.run()
         counts[level] = len(sweep.started())
     assert counts[MeasureLevel.publish] > counts[MeasureLevel.smoke]
+
+
+def test_the_baseline_is_known_as_well_as_the_winner() -> None:
+    """The gain rests on both, so neither is a single reading."""
+    for noise_frac in (0.003, 0.04):
+        sweep, _ = overlap_sweep(1, noise_frac=noise_frac, spread_frac=noise_frac)
+        sweep.run()
+        best, baseline = sweep.state.best, sweep.state.baseline
+        assert best is not None
+        assert baseline is not None
+        assert best.id != baseline.id
+        assert min(len(best.visits), len(baseline.visits)) >= 3
