@@ -61,6 +61,7 @@ def compose(name: str, overrides: Sequence[str], machine: Machine) -> SweepConfi
     """
     found, words = _config_file(list(overrides))
     words = [_checked_word(word) for word in words]
+    found = _without_chosen(found, words)
     words = [*_implied(words, machine, found), *words]
     config = _composed(words, found)
     config.name = name
@@ -181,6 +182,28 @@ def _config_file(words: list[str]) -> tuple[dict[str, Any], list[str]]:
         else:
             rest.append(word)
     return found, rest
+
+
+def _without_chosen(found: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """Returns what was found without the keys that a group on the command line sets.
+
+    A group is a choice of whole words: `cluster=` replaces everything about where workers run.
+    """
+    left = {key: dict(item) if isinstance(item, dict) else item for key, item in found.items()}
+    for word in words:
+        group, _, option = word.partition("=")
+        if group not in GROUPS:
+            continue
+        path = CONF_DIR / group / f"{option}.yaml"
+        chosen = _read_yaml(str(path))
+        if "@package _global_" not in path.read_text().splitlines()[0]:
+            chosen = {group: chosen}
+        for key, values in chosen.items():
+            if key == "cluster" or not isinstance(values, dict):
+                left.pop(key, None)
+            elif isinstance(left.get(key), dict):
+                left[key] = {name: left[key][name] for name in left[key] if name not in values}
+    return left
 
 
 def _read_yaml(path: str) -> dict[str, Any]:

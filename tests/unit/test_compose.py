@@ -138,3 +138,16 @@ def test_knobs_go_in_and_out() -> None:
         with_knobs(config, {"graph.scope": "everything"})
     with pytest.raises(ConfigError, match=r"overlap\.bucket"):
         with_knobs(config, {"overlap.bucket": 1})
+
+
+def test_a_group_on_the_command_line_wins_over_a_configuration_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    nested = as_nested(_compose("model=nano", "data.workers=3", "overlap.ratio=0.5"))
+    nested["cluster"]["workers"] = 16
+    path.write_text(yaml.safe_dump(nested))
+    kept = _compose("--config", str(path), "cluster.workers=2")
+    assert (kept.model.size, kept.data.workers, kept.overlap.ratio) == ("nano", 3, 0.5)
+    chosen = _compose("--config", str(path), "model=3b", "data=synthetic", "cluster=cpu")
+    assert (chosen.model.size, chosen.model.image_px, chosen.batch.per_gpu) == ("3b", 252, 64)
+    assert (chosen.data.source, chosen.data.workers) == ("synthetic", 3)
+    assert (chosen.num_workers, chosen.overlap.ratio) == (2, 0.5)
