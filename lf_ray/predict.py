@@ -116,9 +116,9 @@ def _predicted(config: SweepConfig, options: argparse.Namespace) -> dict[str, An
 def _sample(source: TrainingSet, options: argparse.Namespace) -> int:
     """Returns the sample that starts at a frame of an episode."""
     _within("--dataset", options.dataset, len(source.parts), "data sets in data.path")
-    dataset = source.parts[options.dataset].dataset
+    dataset = source.parts[int(options.dataset)].dataset
     _within("--episode", options.episode, len(dataset.meta.episodes), "episodes")
-    samples = dataset.samples_of(options.episode)
+    samples = dataset.samples_of(int(options.episode))
     horizon = dataset.modality.horizon
     _within("--frame", options.frame, len(samples), f"frames with {horizon} recorded actions ahead")
     return samples[int(options.frame)]
