@@ -27,7 +27,7 @@ from lf_ray.errors import LfRayError
 from lf_ray.machine import detect
 from lf_ray.protocol import Budget, OutcomeKind, Purpose, TrialRecord, TrialRequest
 from lf_ray.settings import SweepConfig, knobs_of, with_knobs
-from lf_ray.trial.cluster import cluster_size, quiet
+from lf_ray.trial.cluster import cluster_size, quiet, set_environment
 from lf_ray.trial.launch import open_groups, prepare_data
 from lf_ray.trial.runner import HEAD_ONLY
 from lf_ray.trial.workers import Place, native_session
@@ -105,6 +105,8 @@ def run_warm(
 def run_plain(config: SweepConfig, folder: Path, num_trials: int, num_steps: int) -> Side:
     """Runs the same trials as a plain Ray Tune sweep over TorchTrainer."""
     quiet(folder)
+    # Its own defaults otherwise: a plain sweep polls its workers every 2 s.
+    before = set_environment({"RAY_AIR_NEW_OUTPUT": "0", "RAY_USAGE_STATS_ENABLED": "0"})
     ray.init(
         include_dashboard=False,
         log_to_driver=False,
@@ -118,6 +120,7 @@ def run_plain(config: SweepConfig, folder: Path, num_trials: int, num_steps: int
         total_s = time.monotonic() - began_s
     finally:
         ray.shutdown()
+        set_environment(before)
     spans = [
         Span(first_step_s=item["first_step"], last_step_s=item["last_step"]) for item in results
     ]

@@ -5,6 +5,7 @@ The one place that sets environment variables, since Ray and its parts can be re
 
 import logging
 import os
+import socket
 import time
 import uuid
 from collections.abc import Mapping
@@ -22,6 +23,9 @@ from lf_ray.trial.faults.leftovers import describe, end_marked, marked_processes
 NAMESPACE = "lf_ray"
 SWEEP_MARK = "LF_RAY_SWEEP"
 _STOP_S = 15.0
+_KNOCK_S = 10.0
+_CLUSTERS_OWN = ("_AutoscalingCoordinatorActor",)
+"""Detached services that Ray itself starts for a cluster, in whichever job needs them first."""
 
 RAY_ENVIRONMENT: Mapping[str, str] = {
     # Workers' deaths are seen by the owner at once; this only paces how fast Train gives back
@@ -68,13 +72,13 @@ def start_cluster(config: SweepConfig, folder: Path | None = None) -> Cluster:
         MachineError: Ray does not start, or there is none at the address.
     """
     mark = uuid.uuid4().hex
-    before = _set_environment({**RAY_ENVIRONMENT, SWEEP_MARK: mark})
+    before = set_environment({**RAY_ENVIRONMENT, SWEEP_MARK: mark})
     quiet(folder)
     address = config.cluster.address if config.cluster.kind == "ray" else None
     try:
         _init(config, address, {**RAY_ENVIRONMENT, SWEEP_MARK: mark})
     except (RuntimeError, ConnectionError, ValueError, OSError) as error:
-        _set_environment(before)
+        set_environment(before)
         raise MachineError(
             four_parts(
                 f"joining Ray at {address}" if address else "starting Ray",
@@ -100,11 +104,19 @@ def _init(config: SweepConfig, address: str | None, environment: Mapping[str, st
         "logging_level": logging.WARNING,
     }
     if address:
+        _knock(address)
         # Its processes were started before us, so they know nothing of our environment.
         ray.init(address=address, runtime_env={"env_vars": dict(environment)}, **common)
         return
     # "local", or Ray would join whatever cluster somebody has started on this machine.
     ray.init("local", include_dashboard=False, **cluster_size(config), **common)
+
+
+def _knock(address: str) -> None:
+    """Raises OSError where nobody listens; Ray itself would try again for many minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
 
 
 def cluster_size(config: SweepConfig) -> dict[str, int]:
@@ -159,6 +171,7 @@ def quiet(folder: Path | None) -> None:
     logger.propagate = False
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
+        handler.close()
     if folder is None:
         logger.addHandler(logging.NullHandler())
         return
@@ -173,8 +186,8 @@ def _log_raylet_message(data: Mapping[str, Any], ignore_prefix: bool) -> None:
         logging.getLogger("ray").warning("%s: %s", data["pid"], line)
 
 
-def _set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Sets (or removes, where None) variables and returns what they were."""
+def set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Sets (or removes, where None) variables of this process and returns what they were."""
     before = {name: os.environ.get(name) for name in values}
     for name, value in values.items():
         if value is None:
@@ -200,10 +213,11 @@ def stop_cluster(cluster: Cluster) -> list[str]:
     if ray.is_initialized():
         groups = _placement_groups_after(cluster, _STOP_S)
         ray.shutdown()
-    _set_environment(cluster.environment)
+    quiet(None)
+    set_environment(cluster.environment)
     left = leftovers(cluster, within_s=_STOP_S)
     if left:
-        end_marked(SWEEP_MARK, cluster.mark)
+        end_marked(SWEEP_MARK, cluster.mark, spared=() if cluster.ours else _CLUSTERS_OWN)
     return [*left, *(f"placement group {name}" for name in groups)]
 
 
@@ -221,7 +235,9 @@ def leftovers(cluster: Cluster, within_s: float = 0.0) -> list[str]:
     """
     ends_s = time.monotonic() + within_s
     while True:
+        spared = () if cluster.ours else _CLUSTERS_OWN
         pids = [p for p in marked_processes(SWEEP_MARK, cluster.mark) if p != os.getpid()]
-        if not pids or time.monotonic() >= ends_s:
-            return [describe(pid) for pid in pids]
+        left = [text for text in map(describe, pids) if not any(name in text for name in spared)]
+        if not left or time.monotonic() >= ends_s:
+            return left
         time.sleep(0.1)

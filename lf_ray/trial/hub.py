@@ -26,6 +26,7 @@ class Mailbox:
         members: what each rank said of itself: pid, node, and a handle to end it by.
         number: of the last order; `request` belongs to it.
         faults: errors told by ranks, in order of arrival.
+        gone: ranks whose process was found gone, in that order.
         first_sign_s: when the first fault was told, or the first process was found gone.
     """
 
@@ -33,6 +34,7 @@ class Mailbox:
     progress: dict[int, Progress] = field(default_factory=dict)
     standings: dict[int, Standing] = field(default_factory=dict)
     faults: list[ErrorReport] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)
     first_sign_s: float | None = None
     up: set[int] = field(default_factory=set)
     number: int = 0

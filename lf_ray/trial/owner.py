@@ -247,7 +247,10 @@ class GroupOwner(Hub):
     def _signs(self) -> Signs:
         box, now_s = self.box, self.clock.monotonic_s()
         processes = {rank: self.launcher.process(item) for rank, item in box.members.items()}
-        if "gone" in processes.values() and box.first_sign_s is None:
+        box.gone += [
+            rank for rank, what in processes.items() if what == "gone" and rank not in box.gone
+        ]
+        if box.gone and box.first_sign_s is None:
             box.first_sign_s = now_s
         return Signs(
             num_ranks=self.launcher.num_ranks,
@@ -256,6 +259,7 @@ class GroupOwner(Hub):
             faults=box.faults,
             first_s=box.first_sign_s,
             processes=processes,
+            gone=box.gone,
             ended=self.launcher.ended(self.group.incarnation),
             progress=box.progress,
             standings=box.standings,
@@ -296,6 +300,8 @@ class GroupOwner(Hub):
         )
         self._notes.clear()
         data["outcome"]["costs_s"]["restart"] = restart_s
+        if self.launcher.node:
+            data["outcome"]["effective"]["node"] = self.launcher.node
         # The probe belongs to the group; its first record tells of it.
         data["metrics"] |= self.box.probe
         self.box.probe = {}

@@ -96,3 +96,14 @@ def test_a_driver_told_to_end_leaves_nothing(tmp_path: Path, number: signal.Sign
         out, _ = process.communicate(timeout=60)
         assert "left []" in out
         assert left_after(mark, 0.0) == []
+
+
+@pytest.mark.parametrize("component", ["raylet/raylet", "gcs_server"])
+def test_a_driver_whose_ray_is_killed_ends_too(tmp_path: Path, component: str) -> None:
+    with driver(tmp_path, "busy") as (process, mark):
+        pids = [pid for pid in marked_processes(SWEEP_MARK, mark) if component in describe(pid)]
+        assert len(pids) == 1, [describe(pid) for pid in marked_processes(SWEEP_MARK, mark)]
+        os.kill(pids[0], signal.SIGKILL)
+        process.wait(90)
+        assert process.returncode != 0
+        assert left_after(mark, 30.0) == []

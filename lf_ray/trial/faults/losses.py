@@ -28,6 +28,7 @@ class Signs:
         faults: errors told by single ranks.
         first_s: when the first fault was told or the first process found gone.
         processes: running, stopped, gone or unknown, by rank.
+        gone: ranks whose process is gone, in the order in which that was seen.
         ended: why the launcher's side is over, None while it runs.
     """
 
@@ -37,19 +38,16 @@ class Signs:
     faults: Sequence[ErrorReport] = ()
     first_s: float | None = None
     processes: Mapping[int, str] = field(default_factory=dict)
+    gone: Sequence[int] = ()
     ended: TrialOutcome | None = None
     progress: Mapping[int, Progress] = field(default_factory=dict)
     standings: Mapping[int, Standing] = field(default_factory=dict)
 
     @property
-    def gone(self) -> list[int]:
-        """Returns the ranks whose process is gone, without those that told of a peer's end.
-
-        A rank that could still tell was not the first to go.
-        """
-        gone = [rank for rank, what in self.processes.items() if what == "gone"]
+    def first_gone(self) -> int:
+        """Returns the rank that went first; one that could still tell of a fault did not."""
         told = {item.rank for item in self.faults}
-        return [rank for rank in gone if rank not in told] or gone
+        return next((rank for rank in self.gone if rank not in told), self.gone[0])
 
     def waited(self, grace_s: float) -> bool:
         """Returns whether the first sign is older than this."""
@@ -69,23 +67,23 @@ def loss_of(signs: Signs) -> TrialOutcome | None:
     if own and over:
         return outcome_of_errors([first_error(own)], num_ranks=signs.num_ranks, communicated=True)
     if signs.ended is not None:
-        return _named(signs.ended, signs.gone)
+        return _named(signs.ended, signs)
     if signs.gone:
         if not signs.waited(GONE_GRACE_S):
             return None
-        return lost("worker_lost", f"the process of rank {signs.gone[0]} is gone", signs.gone[0])
+        rank = signs.first_gone
+        return lost("worker_lost", f"the process of rank {rank} is gone", rank)
     if signs.faults and over:
         return outcome_of_errors(signs.faults, num_ranks=signs.num_ranks, communicated=True)
     return hang(signs.progress, signs.standings, signs.processes, signs.now_s)
 
 
-def _named(ended: TrialOutcome, gone: Sequence[int]) -> TrialOutcome:
+def _named(ended: TrialOutcome, signs: Signs) -> TrialOutcome:
     """Returns the launcher's reason with the rank that only the processes tell.
 
-    Ranks that lost a peer report first and say nothing of the cause; the one that is gone is it.
+    Train may have ended the others by the time it speaks; who went first is what counts.
     """
-    told = ended.rank is not None and ended.rank not in gone
-    if not gone or told or ended.error_kind not in ("worker_lost", "host_memory"):
+    if not signs.gone or ended.error_kind not in ("worker_lost", "host_memory"):
         return ended
-    text = f"the process of rank {gone[0]} is gone; {ended.reason}"
-    return lost(ended.error_kind, text, gone[0])
+    rank = signs.first_gone
+    return lost(ended.error_kind, f"the process of rank {rank} is gone; {ended.reason}", rank)

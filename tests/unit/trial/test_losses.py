@@ -30,7 +30,7 @@ def test_no_sign_is_no_loss() -> None:
 
 def test_an_agreed_outcome_tells_most() -> None:
     agreed = lost("exception", "agreed", 1)
-    signs = Signs(num_ranks=2, now_s=5.0, agreed=agreed, processes={0: "gone"}, first_s=0.0)
+    signs = Signs(num_ranks=2, now_s=5.0, agreed=agreed, gone=[0], first_s=0.0)
     assert loss_of(signs) is agreed
 
 
@@ -59,34 +59,41 @@ def test_out_of_memory_of_one_rank_stays_an_answer() -> None:
 
 
 def test_a_process_that_is_gone_waits_for_ray_to_say_why() -> None:
-    gone = {0: "running", 1: "gone"}
-    early = Signs(num_ranks=2, now_s=GONE_GRACE_S - 0.1, processes=gone, first_s=0.0)
+    early = Signs(num_ranks=2, now_s=GONE_GRACE_S - 0.1, gone=[1], first_s=0.0)
     assert loss_of(early) is None
     memory = lost("host_memory", "node running low on memory", 1)
-    told = Signs(num_ranks=2, now_s=0.5, processes=gone, first_s=0.0, ended=memory)
+    told = Signs(num_ranks=2, now_s=0.5, gone=[1], first_s=0.0, ended=memory)
     loss = loss_of(told)
     assert loss is not None
     assert loss.kind is OutcomeKind.INFEASIBLE
     assert "low on memory" in loss.reason
-    silent = Signs(num_ranks=2, now_s=GONE_GRACE_S + 0.1, processes=gone, first_s=0.0)
+    silent = Signs(num_ranks=2, now_s=GONE_GRACE_S + 0.1, gone=[1], first_s=0.0)
     loss = loss_of(silent)
     assert loss is not None
     assert (loss.error_kind, loss.rank) == ("worker_lost", 1)
 
 
-@pytest.mark.parametrize("both", [True, False])
-def test_the_rank_that_could_still_tell_was_not_the_first_to_go(both: bool) -> None:
-    signs = Signs(
-        num_ranks=2,
-        now_s=9.0,
-        faults=[fault(0, "peer_lost")],
-        processes={0: "gone" if both else "running", 1: "gone"},
-        first_s=0.0,
-    )
-    loss = loss_of(signs)
+@pytest.mark.parametrize("gone", [[1], [0, 1]])
+def test_the_rank_that_could_still_tell_was_not_the_first_to_go(gone: list[int]) -> None:
+    faults = [fault(0, "peer_lost")]
+    loss = loss_of(Signs(num_ranks=2, now_s=9.0, faults=faults, gone=gone, first_s=0.0))
     assert loss is not None
     assert loss.rank == 1
     assert "rank 1 is gone" in loss.reason
+
+
+@pytest.mark.parametrize("told", [None, 0, 1])
+def test_train_ends_the_others_before_it_speaks(told: int | None) -> None:
+    ended = lost("worker_lost", "A worker health check failed", told)
+    loss = loss_of(Signs(num_ranks=2, now_s=0.7, gone=[0, 1], first_s=0.0, ended=ended))
+    assert loss is not None
+    assert loss.rank == 0
+    assert "the process of rank 0 is gone; A worker health check" in loss.reason
+
+
+def test_a_worker_s_own_error_is_not_blamed_on_a_process() -> None:
+    ended = lost("exception", "AttributeError: x", 1)
+    assert loss_of(Signs(num_ranks=2, now_s=0.7, gone=[0, 1], ended=ended)) is ended
 
 
 def test_ranks_that_only_saw_a_peer_go_are_believed_in_the_end() -> None:
