@@ -69,11 +69,19 @@ _OTHER = Diagnosis(
 
 def diagnose(error: BaseException) -> CaptureError:
     """Returns the error of a failed capture, with cause, line and cure."""
+    error = first_of(error)
     raw = " ".join(str(error).split())
     text = f"{type(error).__name__} {raw}".lower()
     known = (OUT_OF_MEMORY, HOST_WAITS, DEAD_ADDRESS, MISMATCH)
     found = next((item for item in known if any(part in text for part in item.texts)), _OTHER)
     return capture_error(found, f"{type(error).__name__}: {raw[:300]}", line_of(error))
+
+
+def first_of(error: BaseException) -> BaseException:
+    """Returns the error that came first: ending a broken capture raises another one over it."""
+    while isinstance(error.__context__, Exception):
+        error = error.__context__
+    return error
 
 
 def capture_error(diagnosis: Diagnosis, raw: str, line: str) -> CaptureError:

@@ -194,3 +194,21 @@ def test_released_graph_says_so() -> None:
     capture.release()
     with pytest.raises(CaptureError, match="Capture again"):
         graph.replay(_batch())
+
+
+def _waits_for_the_device() -> None:
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_the_error_that_came_first_is_named_not_the_one_that_ended_the_capture() -> None:
+    try:
+        try:
+            _waits_for_the_device()
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+    except RuntimeError as error:
+        text = str(diagnose(error))
+    assert "when stream is capturing" in text
+    assert "test_graph_capture.py" in text
+    assert "_waits_for_the_device" not in text.partition("Got")[0]
+    assert 'raise RuntimeError("operation not permitted' in text
