@@ -29,6 +29,8 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayGroup]:
 
 
 def pids_of(group: RayGroup) -> dict[int, int]:
+    """The workers' processes, once the reset is over and they wait for work."""
+    until_replaced(group, 0)
     return {rank: item["pid"] for rank, item in group.state()["members"].items()}
 
 

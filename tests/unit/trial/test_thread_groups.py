@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,14 +44,20 @@ def group_with(*faults: Fault) -> ThreadGroup:
     return ThreadGroup(ThreadLauncher(faults=faults))
 
 
+def until(holds: Callable[[], bool], within_s: float = 10.0) -> None:
+    ends_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < ends_s, "it never came to hold"
+        time.sleep(0.02)
+
+
 def test_a_worker_lost_while_idle_is_replaced_before_the_next_request() -> None:
     group = group_with()
     try:
         submitted(group, "t0")
+        until(lambda: group.state()["state"] == "ready")
         group.launcher.worlds[1].fates[1] = "gone"
-        ends_s = time.monotonic() + 10
-        while group.state()["incarnation"] == 1 and time.monotonic() < ends_s:
-            time.sleep(0.05)
+        until(lambda: group.state()["incarnation"] == 2)
         record = submitted(group, "t1")
         assert record.outcome.kind is OutcomeKind.COMPLETED
         assert record.metrics["attempts"] == 1.0
