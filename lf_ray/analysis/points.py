@@ -144,8 +144,12 @@ def points_of(records: Iterable[TrialRecord]) -> tuple[Point, ...]:
 
 
 def baseline_of(points: Iterable[Point]) -> Point | None:
-    """Returns the point that everything is compared with."""
-    return next((point for point in points if point.purpose is Purpose.BASELINE), None)
+    """Returns the point that everything is compared with.
+
+    The last of its kind: a baseline that did not fit is followed by one of half the batch.
+    """
+    found = [point for point in points if point.purpose is Purpose.BASELINE]
+    return found[-1] if found else None
 
 
 def eligible(points: Iterable[Point]) -> list[Point]:

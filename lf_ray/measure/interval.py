@@ -179,7 +179,7 @@ def pooled(visits: Sequence[Interval], between: Between | float = ASSUMED_BETWEE
         parts = np.append((weights * side) ** 2, between_part**2)
         free = np.append(dfs, between.df)
         df = parts.sum() ** 2 / max(float((parts**2 / free).sum()), 1e-300)
-        sides.append(math.sqrt(parts.sum()) * t_quantile(0.975, max(1.0, round(df, 1))))
+        sides.append(math.sqrt(parts.sum()) * t_quantile(0.975, min(max(1.0, round(df, 1)), 1e6)))
     return Interval(
         value=value,
         lo=value - sides[0],

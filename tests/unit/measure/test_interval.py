@@ -175,3 +175,10 @@ def test_poisson_bounds_lie_near_the_exact_ones(count: int) -> None:
     low, high = poisson_bounds(count)
     assert stats.gamma.ppf(0.01, count) <= low <= stats.gamma.ppf(0.03, count)
     assert stats.gamma.ppf(0.95, count + 1) <= high <= stats.gamma.ppf(0.975, count + 1)
+
+
+def test_visits_without_any_spread_pool_without_a_warning() -> None:
+    same = Interval(value=0.1, lo=0.1, hi=0.1, num_steps=30, num_visits=1)
+    pooled_same = pooled([same, same], between_visits([[same, same]]))
+    assert pooled_same.value == pytest.approx(0.1)
+    assert pooled_same.lo <= pooled_same.value <= pooled_same.hi
