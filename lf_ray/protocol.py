@@ -299,7 +299,7 @@ class TrialRecord(Wire):
         steady_from: index of the first steady step in the trace.
         throughput_samples_per_s: over all ranks, from this visit alone; None without a settled one.
         step_s: step time of this visit, likewise.
-        phases_s: mean seconds a steady step spends in each phase, slowest rank.
+        phases_s: mean seconds that a steady step spends in each phase, mean over ranks.
         memory_bytes: allocated, reserved, peak ... by name.
         metrics: anything else worth a column: overlap_hidden, t_comm_s, t_no_comm_s, lr,
             gpu_utilisation_frac, num_launches, ...

@@ -113,13 +113,14 @@ class Ledger:
         )
 
     def _phases_s(self, steady_from: int) -> dict[str, float]:
-        means: dict[str, float] = {}
+        """Returns the mean over ranks, so that the phases of a step add up to the step."""
+        sums: dict[str, float] = {}
         for steps in self.ranks.values():
             steady = steps[steady_from:] or steps[-1:]
             for name in {name for item in steady for name in item.phases_s}:
                 total_s = math.fsum(item.phases_s.get(name, 0.0) for item in steady)
-                means[name] = max(means.get(name, 0.0), total_s / len(steady))
-        return means
+                sums[name] = sums.get(name, 0.0) + total_s / len(steady)
+        return {name: total_s / len(self.ranks) for name, total_s in sums.items()}
 
     def _slowest(self, steady_from: int) -> dict[str, float]:
         """Returns which rank the others wait for, and how much more it works than the median."""
