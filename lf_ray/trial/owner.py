@@ -132,6 +132,10 @@ class GroupOwner(Hub):
         self.closed = True
         self.group.gave_up = self.group.gave_up or "the group is closed"
         await self._stop("closed")
+        if self._request is not None and self._result is None:
+            outcome = lost("group", "the group was closed while the trial ran")
+            self._result = TrialRecord(request=self._request, outcome=outcome)
+            self._changed.set()
         if self._tender is not None:
             self._tender.cancel()
             with contextlib.suppress(asyncio.CancelledError):

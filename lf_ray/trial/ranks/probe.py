@@ -159,6 +159,9 @@ def probe_group(
 
     reading = read_link(all_reduce, slowest, clock, plausible.large_bytes)
     refuse_implausible(reading, plausible, links)
+    buffers.clear()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()  # the model's memory levels begin at nothing
     return reading.metrics()
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,6 +112,18 @@ def test_sessions_are_closed_when_the_group_is() -> None:
     group.close()
     assert all(item.closed for item in group.launcher.sessions if isinstance(item, FakeSession))
     assert not any(thread.is_alive() for thread in group.launcher.threads[1])
+
+
+def test_a_trial_under_way_at_the_close_is_answered() -> None:
+    group = group_with(Fault(kind="sleep", phase="step", step=5, seconds=3600))
+    answers: list[TrialRecord] = []
+    asking = threading.Thread(target=lambda: answers.append(submitted(group, "t0")))
+    asking.start()
+    until(lambda: group.state()["state"] == "running")
+    group._call(group.owner.close(), 30.0)
+    asking.join(10.0)
+    assert "closed while the trial ran" in answers[0].outcome.reason
+    group.close()
 
 
 def test_requests_after_the_close_are_refused() -> None:
