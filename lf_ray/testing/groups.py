@@ -15,6 +15,7 @@ from lf_ray.testing.sessions import (
     ThreadWorld,
     thread_session,
 )
+from lf_ray.trial.faults.losses import Graces
 from lf_ray.trial.faults.outcomes import lost
 from lf_ray.trial.owner import GroupOwner
 from lf_ray.trial.ranks.serve import Order, ServeSettings, serve
@@ -129,7 +130,8 @@ class ThreadGroup:
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
-        self.owner = GroupOwner(launcher, launcher.clock, **owner_options)
+        quick = Graces(fault_s=0.2, gone_s=0.3, late_s=0.3)
+        self.owner = GroupOwner(launcher, launcher.clock, graces=quick, **owner_options)
         launcher.owner, launcher.loop = self.owner, self.loop
 
     def submit(self, request: Mapping[str, Any], timeout_s: float = 60.0) -> dict[str, Any]:

@@ -14,13 +14,23 @@ import ray
 from lf_ray.data.batches.opening import open_training_set
 from lf_ray.data.check import check_dataset, raise_problems
 from lf_ray.launch import Groups, Launch
-from lf_ray.settings import SweepConfig, knobs_of
+from lf_ray.loongforge.start_check import identity, ready_checkout
+from lf_ray.settings import SweepConfig, Trainer, knobs_of
 from lf_ray.trial.cluster import group_nodes, start_cluster, stop_cluster
 from lf_ray.trial.environment import forwarded
+from lf_ray.trial.outside import visit_outside
 from lf_ray.trial.ranks.contracts import WorkerSession
 from lf_ray.trial.ranks.serve import ServeSettings
 from lf_ray.trial.runner import HEAD_ONLY, bound_to
-from lf_ray.trial.workers import GroupPlan, Place, close_owner, native_session, start_owner
+from lf_ray.trial.visit import run_visit
+from lf_ray.trial.workers import (
+    GroupPlan,
+    LoongForgeFactory,
+    Place,
+    close_owner,
+    native_session,
+    start_owner,
+)
 
 
 def prepare_data(config: SweepConfig) -> str:
@@ -28,26 +38,47 @@ def prepare_data(config: SweepConfig) -> str:
 
     Raises:
         DataError: the data can't be trained on.
+        ConfigError: the trainer is LoongForge, and something that it needs is missing.
     """
+    if config.trainer is Trainer.loongforge:
+        return identity(ready_checkout(config), config)
     raise_problems(check_dataset(config.data, config.model))
     if config.data.source == "synthetic":
         return "synthetic"
     return open_training_set(config.data, config.model).data_id
 
 
+def session_maker(config: SweepConfig, folder: Path) -> Callable[[Place], WorkerSession]:
+    """Returns what each rank makes its session with.
+
+    Args:
+        config: its knobs are the baseline's.
+        folder: of the sweep.
+    """
+    if config.trainer is not Trainer.loongforge:
+        return native_session
+    return LoongForgeFactory(
+        checkout=ready_checkout(config),
+        folder=(folder / "loongforge").resolve(),
+        base_global_batch=config.batch.per_gpu * config.batch.accumulation * config.num_workers,
+    )
+
+
 @contextmanager
 def open_groups(
     config: SweepConfig,
     folder: Path,
-    make_session: Callable[[Place], WorkerSession] = native_session,
+    make_session: Callable[[Place], WorkerSession] | None = None,
 ) -> Iterator[Groups]:
     """Starts Ray and the groups, which come up while search prepares; ends them on the way out.
 
     Args:
         config: workers and device filled in; its knobs are the baseline's.
         folder: of the sweep; Ray's talk goes to <folder>/ray.
-        make_session: what each rank trains with.
+        make_session: what each rank trains with; None goes by the settings' trainer.
     """
+    outside = config.trainer is Trainer.loongforge
+    make_session = make_session or session_maker(config, folder)
     cluster = start_cluster(config, folder / "ray")
     left_over: list[str] = []
     owners: list[Any] = []
@@ -57,7 +88,11 @@ def open_groups(
                 config=config,
                 folder=folder / "ray",
                 make_session=make_session,
-                serve=ServeSettings(gate_steps=config.measure.gate_steps),
+                serve=ServeSettings(
+                    gate_steps=config.measure.gate_steps,
+                    visit=visit_outside if outside else run_visit,
+                ),
+                gpu_in_child=outside,
                 environment=forwarded(os.environ),
                 node=node,
             )

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from lf_ray.clock import Clock
 from lf_ray.protocol import Knobs, OutcomeKind, TrialOutcome, TrialRecord, TrialRequest
 from lf_ray.trial.faults.deadlines import Progress
-from lf_ray.trial.faults.losses import Signs, loss_of
+from lf_ray.trial.faults.losses import Graces, Signs, loss_of
 from lf_ray.trial.faults.outcomes import lost
 from lf_ray.trial.group import Action, Event, Group, Policy, State
 from lf_ray.trial.hub import Hub
@@ -64,11 +64,13 @@ class GroupOwner(Hub):
         clock: Clock,
         *,
         policy: Policy | None = None,
+        graces: Graces | None = None,
         start_s: float = 300.0,
     ) -> None:
         super().__init__(clock)
         self.launcher = launcher
         self.group = Group(clock=clock, policy=policy or Policy())
+        self.graces = graces or Graces()
         self.start_s = start_s
         self.closed = False
         self._notes: list[str] = []
@@ -267,6 +269,7 @@ class GroupOwner(Hub):
             ended=self.launcher.ended(self.group.incarnation),
             progress=box.progress,
             standings=box.standings,
+            graces=self.graces,
         )
 
     def _lose(self, loss: TrialOutcome) -> None:

@@ -106,7 +106,7 @@ def agree(
         report = error_report(
             error, rank=bench.control.rank, phase=phase, wall_s=bench.clock.wall_s()
         )
-    if report is not None and communicated:
+    if report is not None and communicated and not report.contained:
         bench.watch.fault(report)
     raw = bench.control.gather(None if report is None else report.to_json())
     reports = [ErrorReport.from_json(item) for item in raw if item is not None]

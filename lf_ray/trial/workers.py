@@ -16,6 +16,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lf_ray.clock import SystemClock
+from lf_ray.loongforge.session import LoongForgeSession
+from lf_ray.loongforge.start_check import Checkout
 from lf_ray.protocol import Knobs, TrialOutcome
 from lf_ray.settings import SweepConfig, with_knobs
 from lf_ray.trial.environment import check_environment, worker_environment
@@ -65,6 +67,34 @@ def native_session(place: Place) -> WorkerSession:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LoongForgeFactory:
+    """Makes sessions whose steps are LoongForge's; picklable.
+
+    Attributes:
+        folder: where its runs are kept, seen by all ranks.
+        base_global_batch: samples a step of the baseline.
+    """
+
+    checkout: Checkout
+    folder: Path
+    base_global_batch: int
+
+    def __call__(self, place: Place) -> WorkerSession:
+        """Returns the session of the rank at this place."""
+        from lf_ray.trial.ranks.control import GlooControl
+
+        return LoongForgeSession(
+            config=place.config,
+            checkout=self.checkout,
+            rank=place.rank,
+            world_size=place.world_size,
+            line=GlooControl(place.control_group),
+            folder=self.folder,
+            base_global_batch=self.base_global_batch,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GroupPlan:
     """Everything that a group is started from.
 
@@ -73,6 +103,7 @@ class GroupPlan:
         make_session: picklable; called once on each rank.
         environment: variables for workers that were set by hand on the driver.
         node: the Ray node that all ranks run on; empty leaves it to Ray.
+        gpu_in_child: the GPUs are for processes that the workers start; they touch none themselves.
     """
 
     config: SweepConfig
@@ -82,11 +113,17 @@ class GroupPlan:
     policy: Policy = field(default_factory=Policy)
     environment: Mapping[str, str] = field(default_factory=dict)
     node: str = ""
+    gpu_in_child: bool = False
+
+    @property
+    def has_gpu(self) -> bool:
+        """Returns whether Ray is asked for a GPU for each rank."""
+        return self.config.cluster.device == "cuda"
 
     @property
     def on_gpu(self) -> bool:
-        """Returns whether each rank has a GPU."""
-        return self.config.cluster.device == "cuda"
+        """Returns whether each worker itself uses a GPU."""
+        return self.has_gpu and not self.gpu_in_child
 
 
 class RankLink:
@@ -191,7 +228,7 @@ class RayLauncher:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchConfig, TorchTrainer
 
-        gpu = {"GPU": 1} if self.plan.on_gpu else {}
+        gpu = {"GPU": 1} if self.plan.has_gpu else {}
         owner = self.owner or ray.get_runtime_context().current_actor
         config = with_knobs(self.plan.config, knobs)
         environment = {
@@ -213,7 +250,7 @@ class RayLauncher:
             ),
             scaling_config=ScalingConfig(
                 num_workers=self.num_ranks,
-                use_gpu=self.plan.on_gpu,
+                use_gpu=self.plan.has_gpu,
                 resources_per_worker={"CPU": 1, **gpu},
                 placement_strategy="STRICT_PACK",
                 **on_node,

@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from lf_ray.protocol import TrialOutcome, Wire
 from lf_ray.trial.faults.outcomes import innermost, lost
 
-GRACE_S = 1.0
-"""Between a rank's deadline and the verdict: time for late ranks to say where they stand."""
-
 _WAITING_WORDS = (
     "all_reduce",
     "all_gather",
@@ -37,9 +34,9 @@ class Progress:
     limit_s: float
     since_s: float
 
-    def is_over(self, now_s: float) -> bool:
+    def is_over(self, now_s: float, grace_s: float) -> bool:
         """Returns whether the phase, grace included, has taken too long."""
-        return now_s - self.since_s > self.limit_s + GRACE_S
+        return now_s - self.since_s > self.limit_s + grace_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,12 +73,13 @@ def hang(
     standings: Mapping[int, Standing],
     processes: Mapping[int, str],
     now_s: float,
+    grace_s: float = 0.0,
 ) -> TrialOutcome | None:
     """Returns the outcome of a group in which a rank is late, naming the one that keeps the others.
 
     `processes` says what is known of each rank's process: running, stopped, gone, unknown.
     """
-    late = {rank: item for rank, item in progress.items() if item.is_over(now_s)}
+    late = {rank: item for rank, item in progress.items() if item.is_over(now_s, grace_s)}
     if not late:
         return None
     rank = min(late, key=lambda item: (_innocence(item, standings, processes), item))

@@ -13,10 +13,20 @@ from lf_ray.trial.faults.outcomes import (
     outcome_of_errors,
 )
 
-FAULT_GRACE_S = 1.0
-"""After a first sign: time for a better one, and for the other ranks to reach the gate."""
-GONE_GRACE_S = 2.5
-"""After a process is gone: time for Ray to say why (its memory monitor may have ended it)."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Graces:
+    """How long to wait for a better sign before a verdict.
+
+    Attributes:
+        fault_s: after one rank's error: for the others to reach the gate, or to tell theirs.
+        gone_s: after a process is gone: for Ray to say why (its memory monitor may have ended it).
+        late_s: after a deadline: for late ranks to say where they stand.
+    """
+
+    fault_s: float = 1.0
+    gone_s: float = 2.5
+    late_s: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +52,7 @@ class Signs:
     ended: TrialOutcome | None = None
     progress: Mapping[int, Progress] = field(default_factory=dict)
     standings: Mapping[int, Standing] = field(default_factory=dict)
+    graces: Graces = field(default_factory=Graces)
 
     @property
     def first_gone(self) -> int:
@@ -62,20 +73,20 @@ def loss_of(signs: Signs) -> TrialOutcome | None:
     """
     if signs.agreed is not None:
         return signs.agreed
-    over = signs.ended is not None or signs.waited(FAULT_GRACE_S)
+    over = signs.ended is not None or signs.waited(signs.graces.fault_s)
     own = [item for item in signs.faults if item.kind != PEER_LOST]
     if own and over:
         return outcome_of_errors([first_error(own)], num_ranks=signs.num_ranks, communicated=True)
     if signs.ended is not None:
         return _named(signs.ended, signs)
     if signs.gone:
-        if not signs.waited(GONE_GRACE_S):
+        if not signs.waited(signs.graces.gone_s):
             return None
         rank = signs.first_gone
         return lost("worker_lost", f"the process of rank {rank} is gone", rank)
     if signs.faults and over:
         return outcome_of_errors(signs.faults, num_ranks=signs.num_ranks, communicated=True)
-    return hang(signs.progress, signs.standings, signs.processes, signs.now_s)
+    return hang(signs.progress, signs.standings, signs.processes, signs.now_s, signs.graces.late_s)
 
 
 def _named(ended: TrialOutcome, signs: Signs) -> TrialOutcome:

@@ -10,7 +10,14 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lf_ray.errors import CaptureError, ConfigError, DataError, MachineError
+from lf_ray.errors import (
+    CaptureError,
+    ConfigError,
+    DataError,
+    MachineError,
+    TrainerError,
+    TrainerHungError,
+)
 from lf_ray.protocol import OutcomeKind, StepSample, TrialOutcome, Wire
 
 PEER_LOST = "peer_lost"
@@ -43,6 +50,7 @@ class ErrorReport(Wire):
         phase: what the rank was doing (build, rehearsal, first step, capture, steps, reset ...).
         kind: see `TrialOutcome.error_kind`, or peer_lost where another rank's end is all it saw.
         where: file, line and function of the innermost frame that is ours.
+        contained: it befell a process of its own, and the rank could go on.
     """
 
     rank: int
@@ -51,6 +59,7 @@ class ErrorReport(Wire):
     text: str
     where: str
     wall_s: float
+    contained: bool = False
 
     @property
     def line(self) -> str:
@@ -65,6 +74,8 @@ def error_kind(error: BaseException) -> str:
     text = str(error).lower()
     if "OutOfMemoryError" in names or any(part in text for part in _OOM_TEXTS):
         return "oom"
+    if isinstance(error, TrainerHungError):
+        return "hang"
     if isinstance(error, MemoryError):
         return "host_memory"
     if isinstance(error, CaptureError):
@@ -85,8 +96,9 @@ def error_report(error: BaseException, *, rank: int, phase: str, wall_s: float) 
         phase=phase,
         kind=error_kind(error),
         text=_one_line(f"{type(error).__name__}: {error}"),
-        where=_where(error),
+        where="" if isinstance(error, TrainerError) else _where(error),
         wall_s=wall_s,
+        contained=isinstance(error, TrainerError),
     )
     seen: set[int] = set()
     chain: BaseException | None = error
@@ -144,6 +156,7 @@ def outcome_of_errors(
     agreed = len(reports) == num_ranks
     # Out of memory before any communication leaves nothing half sent, on one rank or on all.
     harmless = kind in ("oom", "host_memory") or (infeasible and agreed)
+    contained = all(item.contained for item in reports)
     others = f" ({len(reports)} of {num_ranks} ranks)" if len(reports) > 1 else ""
     return TrialOutcome(
         kind=OutcomeKind.INFEASIBLE if infeasible else OutcomeKind.FAILED,
@@ -151,7 +164,7 @@ def outcome_of_errors(
         rank=first.rank,
         error_kind="settings" if kind == "machine" else kind,
         stop_rule="error",
-        group_lost=communicated or not harmless,
+        group_lost=not contained and (communicated or not harmless),
     )
 
 

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from lf_ray.protocol import OutcomeKind
-from lf_ray.trial.faults.deadlines import GRACE_S, Progress, Standing, hang, standing
-from lf_ray.trial.faults.losses import FAULT_GRACE_S, GONE_GRACE_S, Signs, loss_of
+from lf_ray.trial.faults.deadlines import Progress, Standing, hang, standing
+from lf_ray.trial.faults.losses import Graces, Signs, loss_of
 from lf_ray.trial.faults.outcomes import ErrorReport, lost
 
 
@@ -20,8 +20,9 @@ def at(rank: int, *, waiting: bool) -> Standing:
     return Standing(rank=rank, phase="steps", where=f"file.py:{rank} in f", waiting=waiting)
 
 
+GRACES = Graces()
 PROGRESS = {rank: Progress(phase="steps", limit_s=30.0, since_s=0.0) for rank in (0, 1)}
-LATE_S = 30.0 + GRACE_S + 0.1
+LATE_S = 30.0 + GRACES.late_s + 0.1
 
 
 def test_no_sign_is_no_loss() -> None:
@@ -38,8 +39,8 @@ def test_a_rank_s_own_error_waits_for_the_gate() -> None:
     def at_time(now_s: float) -> Signs:
         return Signs(num_ranks=2, now_s=now_s, faults=[fault(1)], first_s=0.0)
 
-    assert loss_of(at_time(FAULT_GRACE_S - 0.1)) is None
-    loss = loss_of(at_time(FAULT_GRACE_S + 0.1))
+    assert loss_of(at_time(GRACES.fault_s - 0.1)) is None
+    loss = loss_of(at_time(GRACES.fault_s + 0.1))
     assert loss is not None
     assert (loss.error_kind, loss.rank, loss.group_lost) == ("exception", 1, True)
 
@@ -59,7 +60,7 @@ def test_out_of_memory_of_one_rank_stays_an_answer() -> None:
 
 
 def test_a_process_that_is_gone_waits_for_ray_to_say_why() -> None:
-    early = Signs(num_ranks=2, now_s=GONE_GRACE_S - 0.1, gone=[1], first_s=0.0)
+    early = Signs(num_ranks=2, now_s=GRACES.gone_s - 0.1, gone=[1], first_s=0.0)
     assert loss_of(early) is None
     memory = lost("host_memory", "node running low on memory", 1)
     told = Signs(num_ranks=2, now_s=0.5, gone=[1], first_s=0.0, ended=memory)
@@ -67,7 +68,7 @@ def test_a_process_that_is_gone_waits_for_ray_to_say_why() -> None:
     assert loss is not None
     assert loss.kind is OutcomeKind.INFEASIBLE
     assert "low on memory" in loss.reason
-    silent = Signs(num_ranks=2, now_s=GONE_GRACE_S + 0.1, gone=[1], first_s=0.0)
+    silent = Signs(num_ranks=2, now_s=GRACES.gone_s + 0.1, gone=[1], first_s=0.0)
     loss = loss_of(silent)
     assert loss is not None
     assert (loss.error_kind, loss.rank) == ("worker_lost", 1)
@@ -110,8 +111,8 @@ def test_ranks_that_only_saw_a_peer_go_are_believed_in_the_end() -> None:
 
 
 def test_a_deadline_has_its_grace() -> None:
-    assert hang(PROGRESS, {}, {}, 30.0 + GRACE_S - 0.1) is None
-    assert hang(PROGRESS, {}, {}, LATE_S) is not None
+    assert loss_of(Signs(num_ranks=2, now_s=LATE_S - 0.2, progress=PROGRESS)) is None
+    assert loss_of(Signs(num_ranks=2, now_s=LATE_S, progress=PROGRESS)) is not None
 
 
 @pytest.mark.parametrize(
