@@ -39,6 +39,14 @@ class GroupError(LfRayError, RuntimeError):
     """A worker group that could not start, or died."""
 
 
+class TrainerError(LfRayError, RuntimeError):
+    """An outside trainer's process that failed; the worker that watched it is untouched."""
+
+
+class TrainerHungError(TrainerError):
+    """An outside trainer's process that takes no step any more."""
+
+
 def four_parts(doing: str, rule: str, got: str, change: str) -> str:
     """Returns the one message shape of this project, from its four parts."""
     return f"While {doing}: {rule}. Got {got}. {change}"

@@ -20,6 +20,7 @@ from lf_ray.clock import Clock, SystemClock
 from lf_ray.compose import as_nested, compose, from_nested
 from lf_ray.errors import ConfigError, LfRayError, RecordError, four_parts
 from lf_ray.launch import Launch
+from lf_ray.loongforge.knob_map import offered
 from lf_ray.machine import Machine, detect, gpus_usable
 from lf_ray.record.events import JournalEvent
 from lf_ray.record.journal import Journal, read_journal
@@ -34,7 +35,7 @@ from lf_ray.search.space import Literal, Space, space_from_literal
 from lf_ray.search.start.lineage import resume_changes, source_hash
 from lf_ray.search.start.preflight import check_folder, check_machine, describe_versions
 from lf_ray.search.sweep import Interruption, run_on_tune
-from lf_ray.settings import SweepConfig, knobs_of
+from lf_ray.settings import SweepConfig, Trainer, knobs_of
 
 EXIT_REFUSED = 2
 _log = logging.getLogger(__name__)
@@ -107,6 +108,8 @@ def _open(
     config = compose(name, argv, machine)
     check_uri(config.tracking.uri)
     check_machine(config, machine, gpus_usable)
+    if config.trainer is Trainer.loongforge:
+        literal = offered(literal, knobs_of(config))
     space = space_from_literal(literal, knobs_of(config))
     output = check_folder(config.output.dir, "output.dir")
     data_id = launch.prepare_data(config)

@@ -18,8 +18,8 @@ from lf_ray.loongforge.start_check import identity, ready_checkout
 from lf_ray.settings import SweepConfig, Trainer, knobs_of
 from lf_ray.trial.cluster import group_nodes, start_cluster, stop_cluster
 from lf_ray.trial.environment import forwarded
-from lf_ray.trial.outside import visit_outside
 from lf_ray.trial.ranks.contracts import WorkerSession
+from lf_ray.trial.ranks.outside import visit_outside
 from lf_ray.trial.ranks.serve import ServeSettings
 from lf_ray.trial.runner import HEAD_ONLY, bound_to
 from lf_ray.trial.visit import run_visit

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from lf_ray.protocol import Deadlines, Knobs, KnobValue, OutcomeKind, TrialRequest
 from lf_ray.search.space import Space
-from lf_ray.settings import MeasureLevel, MeasureSettings, SweepConfig
+from lf_ray.settings import MeasureLevel, MeasureSettings, SweepConfig, Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +147,18 @@ def rules_of(
         round_size=config.sweep.round_size,
         num_groups=num_groups,
         measure=config.measure,
-        deadlines=deadlines or Deadlines(),
+        deadlines=deadlines or _deadlines(config),
         enqueued=tuple(enqueued),
         soft_s=_soft_s(config),
         slice_visits=_VISITS[config.measure.level],
     )
+
+
+def _deadlines(config: SweepConfig) -> Deadlines:
+    """Returns how long phases may take; LoongForge starts a process and builds 3B every trial."""
+    if config.trainer is Trainer.loongforge:
+        return Deadlines(first_batch_s=900.0, step_s=60.0)
+    return Deadlines()
 
 
 def _soft_s(config: SweepConfig) -> float | None:
