@@ -1,5 +1,6 @@
 """Fixtures and rules that every test shares."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = Path(str(item.fspath)).relative_to(ROOT / "tests").parts[0]
         if folder == "gpu":
             item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture
+def loongforge_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command line of a sweep whose trainer is the stand-in for LoongForge's program."""
+    checkout, data = tmp_path / "checkout", tmp_path / "data"
+    program = checkout / "loongforge" / "embodied" / "train.py"
+    program.parent.mkdir(parents=True)
+    program.write_text((ROOT / "tests" / "loongforge_stand_in" / "train.py").read_text())
+    for name in ("transformers", "diffusers", "torchdata", "flash_attn", "lerobot"):
+        (checkout / name).mkdir()
+        (checkout / name / "__init__.py").touch()
+    (checkout / "lerobot" / "datasets").mkdir()
+    (checkout / "lerobot" / "datasets" / "lerobot_dataset.py").write_text(
+        "class MultiLeRobotDataset: ..."
+    )
+    (data / "meta").mkdir(parents=True)
+    (data / "meta" / "info.json").write_text('{"codebase_version": "v3.0"}')
+    eagle = tmp_path / "eagle-processor"
+    eagle.mkdir()
+    (eagle / "config.json").write_text("{}")
+    monkeypatch.delenv("EAGLE_LOCAL_PATH", raising=False)
+    return [
+        "trainer=loongforge",
+        "model=3b",
+        "cluster=cpu",
+        "measure=smoke",
+        "batch.per_gpu=4",
+        f"loongforge.path={checkout}",
+        f"loongforge.python={sys.executable}",
+        f"model.tokenizer={eagle}",
+        f"data.path={data}",
+    ]

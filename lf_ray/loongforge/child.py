@@ -8,12 +8,14 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 _GRACE_S = 2.0
+_GONE_S = 10.0
 _TAIL_BYTES = 16_384
 _TAIL_CHARS = 280
 
@@ -36,7 +38,7 @@ class Child:
         return self.process.poll()
 
     def end(self, grace_s: float = _GRACE_S) -> None:
-        """Ends the process and all of its group; returns when the process is gone."""
+        """Ends the process and all of its group; returns when all of them are gone."""
         if self.process.poll() is None:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -45,6 +47,10 @@ class Child:
         self._signal(signal.SIGKILL)
         self.process.wait()
         self._file.close()
+        # What they held (GPU memory above all) is free only when they are gone.
+        until_s = time.monotonic() + _GONE_S
+        while _alive_in(self.pid) and time.monotonic() < until_s:
+            time.sleep(0.01)
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -74,6 +80,18 @@ def start_child(
         file.close()
         raise
     return Child(process, log, file)
+
+
+def _alive_in(group: int) -> bool:
+    """Returns whether a process of the group still runs; zombies don't."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            state, _, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False
 
 
 def last_lines(log: Path) -> str:

@@ -1,0 +1,81 @@
+"""What the adapter counts on in LoongForge's own source, read where a checkout is given."""
+
+import ast
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from lf_ray.loongforge.knob_map import translated
+from lf_ray.loongforge.start_check import ENTRY_POINT
+from lf_ray.settings import CommDtype, GraphScope, SweepConfig
+
+pytestmark = pytest.mark.loongforge
+
+
+@pytest.fixture
+def checkout() -> Path:
+    path = os.environ.get("LOONGFORGE_PATH")
+    if not path:
+        pytest.skip("needs a LoongForge checkout at LOONGFORGE_PATH")
+    return Path(path)
+
+
+def _fields(source: str) -> dict[str, str]:
+    """Returns the annotated fields of all classes of a source, as written."""
+    return {
+        item.target.id: ast.unparse(item)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef)
+        for item in node.body
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    }
+
+
+def _points() -> list[SweepConfig]:
+    points = []
+    for scope, ratio in ((GraphScope.off, 1.0), (GraphScope.step, 0.0), (GraphScope.step, 1.0)):
+        for dtype in CommDtype:
+            config = SweepConfig()
+            config.cluster.workers = 2
+            config.graph.scope, config.overlap.ratio = scope, ratio
+            config.overlap.comm_dtype = dtype
+            points.append(config)
+    return points
+
+
+def test_every_flag_is_one_of_its_arguments(checkout: Path) -> None:
+    assert (checkout / ENTRY_POINT).is_file()
+    fields = _fields((checkout / "loongforge/embodied/train/training_args.py").read_text())
+    used = {
+        word.removeprefix("--").removeprefix("no-").replace("-", "_")
+        for config in _points()
+        for word in translated(config, 8, 40).flags
+        if word.startswith("--")
+    }
+    used |= {"seed", "output_dir", "dataset_path", "lerobotdataset_version"}
+    used |= {"pretrained_checkpoint"}
+    assert used <= set(fields)
+    for word in ("per_microbatch", "local", "coalesced", "bf16"):
+        assert any(repr(word) in text for text in fields.values()), word
+
+
+def test_its_metrics_have_the_names_that_are_read(checkout: Path) -> None:
+    train = checkout / "loongforge" / "embodied" / "train"
+    sources = [train / "utils" / "logging.py", train / "trainers" / "base_trainer.py"]
+    text = "\n".join(path.read_text() for path in sources)
+    for name in ("step_time", "samples_per_sec", "consumed_samples", "grad_norm", "lr"):
+        assert re.search(rf"""["']{name}["']""", text), name
+    assert "metrics.jsonl" in text
+    assert '"nan_iterations"' in text
+    assert '"skipped_iterations"' in text
+
+
+def test_the_environment_is_the_one_that_is_set(checkout: Path) -> None:
+    text = "\n".join(
+        path.read_text() for path in (checkout / "loongforge" / "embodied").rglob("*.py")
+    )
+    for name in ("EAGLE_LOCAL_PATH", "LOONGFORGE_BATCH_PREFETCH_COUNT", "LOCAL_RANK"):
+        assert name in text
+    assert "import LeRobotDataset, MultiLeRobotDataset" in text
