@@ -43,6 +43,11 @@ RAY_ENVIRONMENT: Mapping[str, str] = {
     "TUNE_DISABLE_AUTO_CALLBACK_SYNCER": "1",
 }
 
+LOCAL_ENVIRONMENT: Mapping[str, str] = {
+    # The control process of a cluster of our own does not come back: Ray would wait 60 s for it.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
+}
+
 
 @dataclass(kw_only=True, slots=True)
 class Cluster:
@@ -72,11 +77,12 @@ def start_cluster(config: SweepConfig, folder: Path | None = None) -> Cluster:
         MachineError: Ray does not start, or there is none at the address.
     """
     mark = uuid.uuid4().hex
-    before = set_environment({**RAY_ENVIRONMENT, SWEEP_MARK: mark})
-    quiet(folder)
     address = config.cluster.address if config.cluster.kind == "ray" else None
+    environment = {**RAY_ENVIRONMENT, **({} if address else LOCAL_ENVIRONMENT), SWEEP_MARK: mark}
+    before = set_environment(environment)
+    quiet(folder)
     try:
-        _init(config, address, {**RAY_ENVIRONMENT, SWEEP_MARK: mark})
+        _init(config, address, environment)
     except (RuntimeError, ConnectionError, ValueError, OSError) as error:
         set_environment(before)
         raise MachineError(
