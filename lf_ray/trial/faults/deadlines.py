@@ -62,7 +62,7 @@ def standing(rank: int, phase: str, thread_id: int) -> Standing:
     waiting = any(
         any(word in (item.line or "") for word in _WAITING_WORDS)
         or "torch/distributed" in item.filename
-        for item in stack[-4:]
+        for item in stack[-6:]
     )
     where = innermost(stack) or "an unknown place"
     return Standing(rank=rank, phase=phase, where=where, waiting=waiting)
