@@ -203,8 +203,11 @@ class LoongForgeSession:
         ]
 
     def _environment(self, running: _Running) -> dict[str, str]:
+        allocator = os.environ.get("PYTORCH_ALLOC_CONF")
         return {
             **os.environ,
+            # The name that torch 2.8, which LoongForge pins, reads.
+            **({"PYTORCH_CUDA_ALLOC_CONF": allocator} if allocator else {}),
             **self.checkout.environment,
             **running.translation.environment,
             "RANK": str(self.rank),

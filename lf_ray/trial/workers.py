@@ -117,7 +117,7 @@ class GroupPlan:
 
     @property
     def has_gpu(self) -> bool:
-        """Returns whether Ray is asked for a GPU for each rank."""
+        """Returns whether there is a GPU for each rank."""
         return self.config.cluster.device == "cuda"
 
     @property
@@ -228,13 +228,17 @@ class RayLauncher:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchConfig, TorchTrainer
 
-        gpu = {"GPU": 1} if self.plan.has_gpu else {}
+        gpu = {"GPU": 1} if self.plan.on_gpu else {}
         owner = self.owner or ray.get_runtime_context().current_actor
         config = with_knobs(self.plan.config, knobs)
         environment = {
             **worker_environment(config, self.plan.environment),
             GROUP_MARK: self._mark_of(incarnation),
         }
+        if self.plan.has_gpu and not self.plan.on_gpu:
+            # Held by this actor, since Train would open a context on a GPU that a worker holds.
+            held = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(held)
         on_node = {"label_selector": {"ray.io/node-id": self.plan.node}} if self.plan.node else {}
         return TorchTrainer(
             serve_rank,
@@ -250,7 +254,7 @@ class RayLauncher:
             ),
             scaling_config=ScalingConfig(
                 num_workers=self.num_ranks,
-                use_gpu=self.plan.has_gpu,
+                use_gpu=self.plan.on_gpu,
                 resources_per_worker={"CPU": 1, **gpu},
                 placement_strategy="STRICT_PACK",
                 **on_node,
@@ -316,6 +320,8 @@ def start_owner(plan: GroupPlan) -> Any:
         # On the node of its workers: it watches their processes, and goes when they go.
         beside = NodeAffinitySchedulingStrategy(plan.node, soft=False)
         actor = actor.options(scheduling_strategy=beside)
+    if plan.has_gpu and not plan.on_gpu:
+        actor = actor.options(num_gpus=plan.config.num_workers)
     return actor.remote(absolute)
 
 

@@ -138,6 +138,8 @@ def main() -> None:
     """Trains nothing, at the speed that the flags deserve."""
     arguments = _arguments()
     ranks = Ranks()
+    sys.stdout.write(f"sees {os.environ.get('CUDA_VISIBLE_DEVICES', 'no list')}\n")
+    sys.stdout.flush()
     folder = Path(arguments.output_dir)
     if arguments.num_workers:
         worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
