@@ -8,6 +8,8 @@ INDEX = f"""lf-ray {__version__}: the throughput knee of distributed GR00T N1.6 
 
 Sweeps (python sweeps/NAME.py [group=option ...] [key=value ...]; --help for each)
   overlap.py    bucket size x overlap ratio: the main one
+  graph.py      how much of the step to capture, prefix pipelining
+  memory.py     memory backends and the arena's block sizes
 
 Commands (--help for each)
   python -m lf_ray.train --config outputs/overlap/ID/best.yaml   train with what a sweep found

@@ -1,0 +1,93 @@
+"""The sweep scripts: their spaces fit the schema, and the planner walks them to an answer."""
+
+import ast
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lf_ray.protocol import Knobs, OutcomeKind, TrialOutcome, TrialRequest
+from lf_ray.search.space import Literal, space_from_literal
+from lf_ray.settings import SweepConfig, knobs_of
+from lf_ray.testing.fake_sweep import FakeSweep
+from lf_ray.testing.objectives import KneeObjective
+
+SWEEPS = Path(__file__).resolve().parents[3] / "sweeps"
+SCRIPTS = sorted(path.stem for path in SWEEPS.glob("*.py"))
+
+
+def space_of(name: str) -> Literal:
+    space: Literal = runpy.run_path(str(SWEEPS / f"{name}.py"))["SPACE"]
+    return space
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_short_says_how_to_run_it_and_its_space_fits_the_schema(name: str) -> None:
+    text = (SWEEPS / f"{name}.py").read_text()
+    assert len(text.splitlines()) <= 120
+    assert f"python sweeps/{name}.py" in (ast.get_docstring(ast.parse(text)) or "")
+    space = space_from_literal(space_of(name), knobs_of(SweepConfig()))
+    assert space.canonical({}) == knobs_of(SweepConfig())
+
+
+def walked(
+    make_sweep: Callable[..., FakeSweep],
+    name: str,
+    rate: Callable[[Knobs], float],
+    fate: Callable[[TrialRequest], TrialOutcome | None] = lambda _: None,
+) -> FakeSweep:
+    objective = KneeObjective(true_rate=rate, fate=fate)
+    sweep = make_sweep(space_of(name), objective)
+    objective.clock = sweep.clock
+    assert sweep.run().exit_code == 0
+    return sweep
+
+
+def graph_rate(knobs: Knobs) -> float:
+    scopes = {"off": 100.0, "step": 130.0, "step+optimizer": 140.0}
+    return scopes[str(knobs["graph.scope"])] * (1.2 if knobs["pipeline.prefix"] == "on" else 1.0)
+
+
+def test_graph_tries_the_four_steps_that_differ_and_pipelines_where_that_is_faster(
+    make_sweep: Callable[..., FakeSweep],
+) -> None:
+    sweep = walked(make_sweep, "graph", graph_rate)
+    assert sweep.state.best is not None
+    assert sweep.state.best.knobs["graph.scope"] == "step+optimizer"
+    assert sweep.state.best.knobs["pipeline.prefix"] == "on"
+    seen = {
+        (p.knobs["graph.scope"], p.knobs["pipeline.prefix"]) for p in sweep.state.points.values()
+    }
+    assert len(sweep.state.points) == len(seen) == 4
+
+
+def test_memory_ends_with_the_other_backends_where_no_arena_can_be_had(
+    make_sweep: Callable[..., FakeSweep],
+) -> None:
+    """As on a machine without a compiler: the ladder is infeasible, the sweep goes on."""
+
+    def no_arena(request: TrialRequest) -> TrialOutcome | None:
+        if request.knobs["memory.backend"] != "arena":
+            return None
+        return TrialOutcome(
+            kind=OutcomeKind.INFEASIBLE, reason="no compiler", error_kind="settings"
+        )
+
+    def rate(knobs: Knobs) -> float:
+        return 110.0 if knobs["memory.backend"] == "expandable" else 100.0
+
+    sweep = walked(make_sweep, "memory", rate, no_arena)
+    assert sweep.state.best is not None
+    assert sweep.state.best.knobs["memory.backend"] == "expandable"
+    assert sweep.state.best.knobs["memory.block_sizes"] == "none"
+
+
+def test_memory_finds_the_ladder_of_an_arena(make_sweep: Callable[..., FakeSweep]) -> None:
+    def rate(knobs: Knobs) -> float:
+        ladders = {"1-2-4-8": 105.0, "2-8-32": 120.0}
+        return ladders.get(str(knobs["memory.block_sizes"]), 100.0)
+
+    sweep = walked(make_sweep, "memory", rate)
+    assert sweep.state.best is not None
+    assert sweep.state.best.knobs["memory.block_sizes"] == "2-8-32"
