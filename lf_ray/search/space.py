@@ -22,6 +22,9 @@ from lf_ray.settings import SweepConfig
 
 Literal = Mapping[str, Sequence[KnobValue] | BucketLadder]
 
+BASELINE_ONLY: Literal = {}
+"""The space of a sweep that visits the baseline alone; any other empty space is refused."""
+
 _RANGES: Mapping[str, tuple[float, float]] = {
     "overlap.bucket_size_mb": (1e-6, float("inf")),
     "overlap.ratio": (0, 1),
@@ -139,7 +142,7 @@ def space_from_literal(literal: Literal, baseline: Knobs) -> Space:
     Raises:
         ConfigError: a name is no knob, or a value is not one that the knob takes.
     """
-    if not literal:
+    if not literal and literal is not BASELINE_ONLY:
         raise _refusal("a space names at least one knob", "an empty space", "Add a knob.")
     choices: dict[str, tuple[KnobValue, ...]] = {}
     ladders: dict[str, BucketLadder] = {}

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from lf_ray.analysis.answer import Answer
 from lf_ray.analysis.report import tables
+from lf_ray.analysis.report.core import core_table
 from lf_ray.analysis.report.page import CAPTIONS
 from lf_ray.analysis.report.words import headline, labels, sentences
 
@@ -18,6 +19,7 @@ def markdown(answer: Answer, figure_names: Iterable[str]) -> str:
     parts += _section(tables.knee_table(answer))
     parts += [f"![{name}](figures/{name}.svg)\n\n*{CAPTIONS[name]}*" for name in figure_names]
     for table in (
+        core_table(answer),
         tables.not_worth_table(answer),
         tables.trial_table(answer),
         tables.slice_table(answer),

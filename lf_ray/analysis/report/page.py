@@ -9,6 +9,7 @@ from html import escape
 
 from lf_ray.analysis.answer import Answer, Verdict
 from lf_ray.analysis.report import tables
+from lf_ray.analysis.report.core import core_table
 from lf_ray.analysis.report.words import (
     duration,
     headline,
@@ -88,6 +89,7 @@ def page(answer: Answer, figures: Mapping[str, str]) -> str:
         *_section(tables.knee_table(answer)),
         *_figures(figures, ("slices", "throughput")),
         *_section(tables.not_worth_table(answer)),
+        *_section(core_table(answer)),
         "<h2>Inside a step</h2>",
         *_figures(figures, ("step", "phases", "memory", "loss")),
         *_section(tables.trial_table(answer), best=answer.winner.id if answer.winner else ""),

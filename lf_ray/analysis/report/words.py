@@ -4,6 +4,7 @@ from lf_ray.analysis.advice import advice_in_words
 from lf_ray.analysis.answer import Answer, Verdict, device, num_ranks
 from lf_ray.analysis.gain import economics
 from lf_ray.analysis.knee import Knee, KneeStatus
+from lf_ray.analysis.report.core import core_words
 from lf_ray.analysis.slices import in_words
 from lf_ray.protocol import Interval, Knobs, OutcomeKind
 
@@ -18,6 +19,8 @@ def headline(answer: Answer) -> str:
             f"Data-bound: the step waits for its data {answer.roofline.wait_frac:.0%} of the "
             "time. Keep the baseline and speed up the input path first."
         )
+    if not answer.history.header.space and answer.baseline and answer.baseline.step_s:
+        return f"The baseline's step takes {answer.baseline.step_s.value * 1e3:.1f} ms."
     if answer.verdict is Verdict.KEEP_BASELINE or answer.gain is None or not answer.winner:
         return "Keep the baseline: nothing tried is certainly faster."
     percent = f"{answer.gain.value - 1:.1%}"
@@ -32,9 +35,10 @@ def sentences(answer: Answer) -> list[str]:
     if answer.baseline and answer.baseline.throughput:
         said.append(
             f"Baseline: {rate_in_words(answer.baseline.throughput)} "
-            f"({knobs_in_words(answer, answer.baseline.knobs)}), "
+            f"({knobs_in_words(answer, answer.baseline.knobs) or 'the present settings'}), "
             f"{answer.baseline.samples_per_step} samples a step on {_where(answer)}."
         )
+    said += core_words(answer)
     said += _winner_words(answer)
     if answer.verdict is Verdict.KEEP_BASELINE and answer.fastest is not answer.baseline:
         assert answer.fastest is not None

@@ -129,6 +129,8 @@ def told(state: SweepState) -> list[Told]:
 
 def planned_trials(space: Space) -> int:
     """Returns how many trials a sweep without a given number is planned for."""
+    if not space.choices:
+        return 1
     return max(LEAST_PLANNED, 2 + TRIALS_PER_KNOB * _num_varied(space))
 
 
@@ -177,6 +179,8 @@ def _gain_reason(state: SweepState, rules: Rules) -> str:
         if state.num_trials >= rules.trials:
             return f"{rules.trials} trials started"
         return ""
+    if not state.space.choices:
+        return "nothing varies; the baseline is visited again"
     if state.hurried and state.num_trials >= MIN_TRIALS:
         return "short of time; the slices go on from the best"
     if state.num_trials >= planned_trials(state.space):

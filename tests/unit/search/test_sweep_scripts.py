@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lf_ray.errors import ConfigError
 from lf_ray.protocol import Knobs, OutcomeKind, TrialOutcome, TrialRequest
 from lf_ray.search.space import Literal, space_from_literal
 from lf_ray.settings import SweepConfig, knobs_of
@@ -91,3 +92,14 @@ def test_memory_finds_the_ladder_of_an_arena(make_sweep: Callable[..., FakeSweep
     sweep = walked(make_sweep, "memory", rate)
     assert sweep.state.best is not None
     assert sweep.state.best.knobs["memory.block_sizes"] == "2-8-32"
+
+
+def test_baseline_visits_nothing_but_the_baseline(make_sweep: Callable[..., FakeSweep]) -> None:
+    sweep = walked(make_sweep, "baseline", lambda _: 100.0)
+    assert set(sweep.state.points) == {"t000"}
+    assert len(sweep.started()) >= 3
+
+
+def test_an_empty_space_is_refused_unless_it_is_meant() -> None:
+    with pytest.raises(ConfigError, match="at least one knob"):
+        space_from_literal({}, knobs_of(SweepConfig()))
