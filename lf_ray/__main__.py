@@ -9,6 +9,7 @@ INDEX = f"""lf-ray {__version__}: the throughput knee of distributed GR00T N1.6 
 Sweeps (python sweeps/NAME.py [group=option ...] [key=value ...]; --help for each)
   overlap.py    bucket size x overlap ratio: the main one
   baseline.py   where the milliseconds of a step go, nothing varied
+  data.py       the fewest loader workers that never starve a step
   graph.py      how much of the step to capture, prefix pipelining
   memory.py     memory backends and the arena's block sizes
 

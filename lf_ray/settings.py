@@ -143,6 +143,7 @@ class DataSettings:
         holdout_episodes: last episodes of each data set that are not trained on, but on which the
             action error is measured at the end; None leaves none out of a sweep, and a twentieth
             (at least one of five or more) out of a training.
+        step_s: length of the step that sweeps/data.py feeds; nothing else reads it.
     """
 
     source: str = "sample"
@@ -159,6 +160,7 @@ class DataSettings:
     order: str = "auto"
     skip_corrupt: bool = False
     holdout_episodes: int | None = None
+    step_s: float = 0.1
 
     @property
     def paths(self) -> list[str]:

@@ -5,6 +5,7 @@ from lf_ray.analysis.answer import Answer, Verdict, device, num_ranks
 from lf_ray.analysis.gain import economics
 from lf_ray.analysis.knee import Knee, KneeStatus
 from lf_ray.analysis.report.core import core_words
+from lf_ray.analysis.report.feeding import feeding_words
 from lf_ray.analysis.slices import in_words
 from lf_ray.protocol import Interval, Knobs, OutcomeKind
 
@@ -39,6 +40,7 @@ def sentences(answer: Answer) -> list[str]:
             f"{answer.baseline.samples_per_step} samples a step on {_where(answer)}."
         )
     said += core_words(answer)
+    said += feeding_words(answer)
     said += _winner_words(answer)
     if answer.verdict is Verdict.KEEP_BASELINE and answer.fastest is not answer.baseline:
         assert answer.fastest is not None

@@ -103,3 +103,18 @@ def test_baseline_visits_nothing_but_the_baseline(make_sweep: Callable[..., Fake
 def test_an_empty_space_is_refused_unless_it_is_meant() -> None:
     with pytest.raises(ConfigError, match="at least one knob"):
         space_from_literal({}, knobs_of(SweepConfig()))
+
+
+def test_data_varies_workers_up_to_the_cores(make_sweep: Callable[..., FakeSweep]) -> None:
+    def rate(knobs: Knobs) -> float:
+        return 40.0 if int(knobs["data.workers"]) >= 1 else 20.0
+
+    sweep = walked(make_sweep, "data", rate)
+    assert sweep.state.best is not None
+    assert int(sweep.state.best.knobs["data.workers"]) >= 1
+
+
+def test_data_runs_one_process_on_the_cpu_unless_told_otherwise() -> None:
+    placed = runpy.run_path(str(SWEEPS / "data.py"))["placed"]
+    assert placed(["data.step_s=1"]) == ["cluster=cpu", "cluster.workers=1", "data.step_s=1"]
+    assert placed(["cluster.workers=2"]) == ["cluster=cpu", "cluster.workers=2"]

@@ -1,0 +1,1 @@
+"""The input path on its own: real batches against a step that only takes its time."""

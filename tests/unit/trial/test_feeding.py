@@ -1,0 +1,87 @@
+"""The session that only takes batches: real data, a real loader, a step that only takes time."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from lf_ray.data.sample_set import SampleSetShape, render_sample_set
+from lf_ray.protocol import Purpose, TrialRequest
+from lf_ray.settings import DataSettings, SweepConfig, knobs_of
+from lf_ray.trial.feeding.session import FeedingSession
+
+STEP_S = 0.02
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> SweepConfig:
+    root = tmp_path_factory.mktemp("feeding")
+    render_sample_set(root / "set", SampleSetShape(num_episodes=2, num_frames=24, side_px=32))
+    data = DataSettings(
+        source="lerobot", path=str(root / "set"), cache_dir=str(root / "cache"), step_s=STEP_S
+    )
+    return SweepConfig(data=data)
+
+
+@pytest.fixture
+def session(config: SweepConfig) -> Iterator[FeedingSession]:
+    made = FeedingSession(config, 0, 1)
+    yield made
+    made.close()
+
+
+def request(config: SweepConfig, **knobs: int) -> TrialRequest:
+    named = {f"data.{name}": value for name, value in knobs.items()}
+    return TrialRequest(
+        id="t000", knobs={**knobs_of(config), **named}, seed=0, purpose=Purpose.SEARCH
+    )
+
+
+def test_a_step_lasts_what_was_given_and_what_it_waits(
+    session: FeedingSession, config: SweepConfig
+) -> None:
+    effective = session.prepare(request(config, workers=0, prefetch=2))
+    assert effective == {"data_workers": 0, "data_prefetch": 2, "fed_step_s": STEP_S}
+    samples = session.run(5)
+    for sample in samples:
+        assert sample.wall_s >= STEP_S + sample.wait_s - 1e-4
+        assert sum(sample.phases_s.values()) == pytest.approx(sample.wall_s)
+    assert [sample.step for sample in samples] == list(range(5))
+    assert session.samples_per_step == 4
+
+
+def test_workers_and_prefetch_do_not_change_what_is_in_the_batches(
+    session: FeedingSession, config: SweepConfig
+) -> None:
+    for workers, prefetch in ((0, 2), (1, 1)):
+        session.prepare(request(config, workers=workers, prefetch=prefetch))
+        session.run(4)
+        gate = session.gate()
+        assert gate.passed
+        assert gate.num_steps == config.measure.gate_steps
+        session.reset()
+
+
+def test_other_samples_fail_the_gate(
+    session: FeedingSession, config: SweepConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.prepare(request(config, workers=0))
+    session.run(4)
+    assert session.gate().passed
+    monkeypatch.setattr("lf_ray.data.loader.BatchLoader.seek", lambda self, position: None)
+    session.prepare(request(config, workers=0))
+    session.run(4)
+    gate = session.gate()
+    assert not gate.passed
+    assert "other samples" in gate.reason
+
+
+def test_a_loader_slower_than_the_step_shows_as_waiting(config: SweepConfig) -> None:
+    data = replace(config.data, step_s=1e-5, cache=False)
+    session = FeedingSession(replace(config, data=data), 0, 1)
+    try:
+        session.prepare(request(config, workers=0, prefetch=1))
+        samples = session.run(20)
+    finally:
+        session.close()
+    assert sum(s.wait_s for s in samples) > 0.5 * sum(s.wall_s for s in samples)
