@@ -6,6 +6,7 @@ after which the group goes on with the next request.
 """
 
 import os
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,9 +115,12 @@ class LoongForgeSession:
     def rehearse(self) -> None:
         """Starts this rank's child and waits until warm-up and capture are over."""
         running = self._now()
+        command = self._command(running)
+        if self.rank == 0:
+            (running.folder / "command.txt").write_text(f"{shlex.join(command)}\n")
         try:
             running.child = start_child(
-                self._command(running),
+                command,
                 self._environment(running),
                 running.folder,
                 running.folder / f"rank{self.rank}.log",

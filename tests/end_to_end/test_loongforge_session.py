@@ -120,7 +120,7 @@ def pair(loongforge_words: list[str], tmp_path: Path) -> Iterator[Pair]:
     made.reset()
 
 
-def test_visits_follow_each_other_with_fresh_children(pair: Pair) -> None:
+def test_visits_follow_each_other_with_fresh_children(pair: Pair, tmp_path: Path) -> None:
     first = pair.visit("t000", overlap__bucket_size_mb=64.0)
     assert first.outcome.kind is OutcomeKind.COMPLETED, first.outcome.reason
     assert first.outcome.reason == ""
@@ -131,6 +131,8 @@ def test_visits_follow_each_other_with_fresh_children(pair: Pair) -> None:
     )
     assert first.trace is not None
     assert first.trace.lr[0] == pytest.approx(1e-4)
+    (command,) = (tmp_path / "runs").glob("t000-*/command.txt")
+    assert "--ddp-bucket-cap-mb 64 " in command.read_text()
     before = pair.pids()
     assert len(before) == 4
     pair.reset()
