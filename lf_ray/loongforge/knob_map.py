@@ -179,14 +179,16 @@ def _gradient_sync(config: SweepConfig) -> tuple[tuple[str, ...], float]:
     return (*graph, *inside, "--ddp-bucket-cap-mb", str(cap_mb), *hook), cap_mb * shrink
 
 
-def offered(literal: Literal, baseline: Knobs) -> dict[str, Any]:
+def offered(literal: Literal, baseline: Knobs) -> Literal:
     """Returns the part of a search space that LoongForge has.
 
-    Ladders become values, values that it can't run go, and so do knobs that would do nothing.
+    Checked before as a space of this project. Ladders become values, values that it can't run go, and so do knobs that would do nothing.
 
     Raises:
         ConfigError: nothing is left to vary.
     """
+    if not literal:
+        return literal
     scopes = literal.get("graph.scope", [baseline["graph.scope"]])
     graphed = any(scope == GraphScope.step.value for scope in scopes)
     kept: dict[str, Any] = {}

@@ -108,9 +108,9 @@ def _open(
     config = compose(name, argv, machine)
     check_uri(config.tracking.uri)
     check_machine(config, machine, gpus_usable)
-    if config.trainer is Trainer.loongforge:
-        literal = offered(literal, knobs_of(config))
     space = space_from_literal(literal, knobs_of(config))
+    if config.trainer is Trainer.loongforge:
+        space = space_from_literal(offered(literal, knobs_of(config)), knobs_of(config))
     output = check_folder(config.output.dir, "output.dir")
     data_id = launch.prepare_data(config)
     header = _header(config, space, machine, data_id)

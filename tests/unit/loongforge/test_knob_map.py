@@ -6,6 +6,7 @@ from lf_ray.errors import ConfigError
 from lf_ray.loongforge.knob_map import TRAINABLE_ELEMENTS, offered, translated
 from lf_ray.protocol import KnobValue
 from lf_ray.search.ladder import BucketLadder
+from lf_ray.search.space import BASELINE_ONLY
 from lf_ray.settings import SweepConfig, knobs_of, with_knobs
 
 
@@ -91,6 +92,10 @@ def test_the_space_keeps_what_loongforge_has() -> None:
     assert kept["overlap.bucket_size_mb"][-1] == 4096.0
     eager = {name: literal[name] for name in ("overlap.bucket_size_mb", "overlap.ratio")}
     assert offered(eager, knobs_of(SweepConfig()))["overlap.ratio"] == [1.0]
+
+
+def test_a_sweep_that_varies_nothing_stays_one() -> None:
+    assert offered(BASELINE_ONLY, knobs_of(SweepConfig())) is BASELINE_ONLY
 
 
 def test_a_space_without_anything_to_vary_is_refused() -> None:
