@@ -78,6 +78,17 @@ class Space:
             return _global_batch(knobs) != _global_batch(self.baseline)
         return True
 
+    def may_act(self, name: str) -> bool:
+        """Returns whether the knob can change anything at some point of the space."""
+        needed = {
+            "pipeline.prefix": ("graph.scope", "step+optimizer"),
+            "memory.block_sizes": ("memory.backend", "arena"),
+        }
+        if name not in needed:
+            return True
+        other, value = needed[name]
+        return value in self.choices.get(other, (self.baseline.get(other),))
+
     def canonical(self, knobs: Knobs) -> dict[str, KnobValue]:
         """Returns every knob of the point, those that can't change anything as in the baseline."""
         full = {**self.baseline, **knobs}

@@ -10,7 +10,7 @@ from lf_ray.analysis.points import Point
 from lf_ray.analysis.report.tables import Table
 
 # Phases in which the device computes nothing for this step, by parts of their names.
-_IDLE = ("wait", "loader", "data", "exposed", "gap", "launch")
+_IDLE = ("wait", "loader", "data", "exposed", "gap", "launch", "to_device")
 
 
 def core_table(answer: Answer) -> Table:

@@ -135,7 +135,7 @@ def planned_trials(space: Space) -> int:
 
 
 def _num_varied(space: Space) -> int:
-    return sum(len(values) > 1 for values in space.choices.values())
+    return sum(len(values) > 1 and space.may_act(knob) for knob, values in space.choices.items())
 
 
 def baseline_due(state: SweepState, rules: Rules) -> str | None:
@@ -185,7 +185,7 @@ def _gain_reason(state: SweepState, rules: Rules) -> str:
         return "short of time; the slices go on from the best"
     if state.num_trials >= planned_trials(state.space):
         return (
-            f"the {state.num_trials} trials planned for {len(state.space.names)} knobs are done;"
+            f"the {state.num_trials} trials planned for {_num_varied(state.space)} knobs are done;"
             " the slices go on from the best"
         )
     if state.num_trials < max(MIN_TRIALS, 2 + MIN_TRIALS_PER_KNOB * _num_varied(state.space)):

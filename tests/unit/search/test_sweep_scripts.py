@@ -9,10 +9,11 @@ import pytest
 
 from lf_ray.errors import ConfigError
 from lf_ray.protocol import Knobs, OutcomeKind, TrialOutcome, TrialRequest
+from lf_ray.search.samplers.optuna_study import TpeProposer
 from lf_ray.search.space import Literal, space_from_literal
 from lf_ray.settings import SweepConfig, knobs_of
 from lf_ray.testing.fake_sweep import FakeSweep
-from lf_ray.testing.objectives import KneeObjective
+from lf_ray.testing.objectives import BASELINE_KNOBS, KneeObjective
 
 SWEEPS = Path(__file__).resolve().parents[3] / "sweeps"
 SCRIPTS = sorted(path.stem for path in SWEEPS.glob("*.py"))
@@ -118,3 +119,25 @@ def test_data_runs_one_process_on_the_cpu_unless_told_otherwise() -> None:
     placed = runpy.run_path(str(SWEEPS / "data.py"))["placed"]
     assert placed(["data.step_s=1"]) == ["cluster=cpu", "cluster.workers=1", "data.step_s=1"]
     assert placed(["cluster.workers=2"]) == ["cluster=cpu", "cluster.workers=2"]
+
+
+def overlap_requests(literal: Literal, baseline: Knobs) -> list[Knobs]:
+    objective = KneeObjective(noise_frac=0.003)
+    sweep = FakeSweep(objective, literal, baseline=baseline, proposer=TpeProposer())
+    objective.clock = sweep.clock
+    assert sweep.run().exit_code == 0
+    return [request.knobs for request in sweep.started()]
+
+
+def test_prefix_pipelining_costs_overlap_no_visit_where_it_can_not_act() -> None:
+    literal = space_of("overlap")
+    without = {name: values for name, values in literal.items() if name != "pipeline.prefix"}
+    requests = overlap_requests(literal, BASELINE_KNOBS)
+    assert requests == overlap_requests(without, BASELINE_KNOBS)
+    assert {knobs["pipeline.prefix"] for knobs in requests} == {"off"}
+
+
+def test_overlap_tries_prefix_pipelining_where_the_whole_step_is_captured() -> None:
+    baseline = {**BASELINE_KNOBS, "graph.scope": "step+optimizer"}
+    requests = overlap_requests(space_of("overlap"), baseline)
+    assert {knobs["pipeline.prefix"] for knobs in requests} == {"off", "on"}
