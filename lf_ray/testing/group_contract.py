@@ -120,7 +120,7 @@ class WarmContract:
         assert len(record.trace.wall_s) == len(record.trace.loss) == len(record.trace.lr)
         assert record.gate is not None
         assert record.gate.passed
-        assert record.outcome.effective["bucket_count"] == 2
+        assert record.outcome.effective["num_buckets"] == 2
         assert record.memory_bytes["allocated"] == 101.0
         order = [record.clock_s[n] for n in ("requested", "first_step", "last_step", "finished")]
         assert order == sorted(order)

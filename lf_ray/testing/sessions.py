@@ -134,7 +134,7 @@ class FakeSession:
         self.request = request
         kind = self._fault("build")
         return {
-            "bucket_count": int(64 / float(request.knobs["overlap.bucket_size_mb"])),
+            "num_buckets": int(64 / float(request.knobs["overlap.bucket_size_mb"])),
             "graph": "emulated",
             "odd": kind == "disagree",
             "settings_mismatch": "nccl_algo is tree, asked ring" if kind == "mismatch" else "",

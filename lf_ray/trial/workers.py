@@ -292,11 +292,13 @@ def _outcome_of(error: Exception) -> TrialOutcome:
     failures: Mapping[int, Exception] = getattr(error, "worker_failures", None) or {}
     causes = [(rank, item) for rank, item in failures.items() if error_kind(item) != PEER_LOST]
     rank, cause = min(causes, default=(None, error), key=lambda item: item[0])
+    # What is none of Ray's is an error of the worker's own code, outside of any trial.
+    is_rays = type(cause).__module__.startswith("ray.") or error_kind(cause) == PEER_LOST
+    # Train's own words are long; what Ray said of the process is in the error that it wraps.
+    cause = getattr(cause, "health_check_failure", cause)
     text = f"{type(cause).__name__}: {cause}"
     if "low on memory" in text or "OutOfMemory" in type(cause).__name__:
         return lost("host_memory", text, rank)
-    # What is none of Ray's is an error of the worker's own code, outside of any trial.
-    is_rays = type(cause).__module__.startswith("ray.") or error_kind(cause) == PEER_LOST
     return lost("worker_lost" if is_rays or rank is None else "exception", text, rank)
 
 

@@ -1,10 +1,12 @@
 """What we lean on in Ray without a promise. A failure says what to look at again."""
 
 import inspect
+from pathlib import Path
 
 import ray
 import ray._private.worker
 import ray.train
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.failure_handling import create_failure_policy
 from ray.train.v2.api.exceptions import WorkerGroupError
 
@@ -44,6 +46,14 @@ def test_a_lost_worker_s_error_says_which_rank() -> None:
     """workers._outcome_of reads worker_failures."""
     error = WorkerGroupError("lost", {1: RuntimeError("gone")})
     assert list(error.worker_failures) == [1]
+
+
+def test_a_kill_by_the_memory_monitor_is_told_in_these_words() -> None:
+    """workers._outcome_of makes host_memory of it, which counts as no failure."""
+    raylet = Path(ray.__file__).parent / "core/src/ray/raylet/raylet"
+    assert b"low on memory" in raylet.read_bytes()
+    lost = WorkerHealthCheckFailedError("health check", ray.exceptions.OutOfMemoryError("x"))
+    assert isinstance(lost.health_check_failure, ray.exceptions.OutOfMemoryError)
 
 
 def test_train_can_be_told_not_to_retry() -> None:
