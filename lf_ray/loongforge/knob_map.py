@@ -182,7 +182,8 @@ def _gradient_sync(config: SweepConfig) -> tuple[tuple[str, ...], float]:
 def offered(literal: Literal, baseline: Knobs) -> Literal:
     """Returns the part of a search space that LoongForge has.
 
-    Checked before as a space of this project. Ladders become values, values that it can't run go, and so do knobs that would do nothing.
+    The literal has been checked as a space of this project. Ladders become values, values that
+    LoongForge can't run go, and so do knobs that would do nothing.
 
     Raises:
         ConfigError: nothing is left to vary.
