@@ -1,0 +1,1 @@
+"""A group that does not exist, behind the same trainable as one that does."""
