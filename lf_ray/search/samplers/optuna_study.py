@@ -229,7 +229,7 @@ class StudyFile:
             trial = create_trial(
                 state=state,
                 params=knobs,
-                distributions={name: _shown(value) for name, value in knobs.items()},
+                distributions={name: _shown(self._space, name) for name in knobs},
                 value=reading.value if completed and reading else None,
                 user_attrs=attrs,
             )
@@ -246,10 +246,12 @@ _STATES = {
 }
 
 
-def _shown(value: KnobValue) -> BaseDistribution:
-    if isinstance(value, str):
-        return CategoricalDistribution([value])
-    return optuna.distributions.FloatDistribution(min(0.0, float(value)), 1e9)
+def _shown(space: Space, name: str) -> BaseDistribution:
+    own = space.baseline[name]
+    if isinstance(own, str):
+        # A study refuses a knob whose words change from trial to trial.
+        return CategoricalDistribution(sorted({own, *map(str, space.choices[name]), "none", "off"}))
+    return optuna.distributions.FloatDistribution(0.0, 1e9)
 
 
 @contextmanager

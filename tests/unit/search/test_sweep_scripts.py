@@ -5,11 +5,12 @@ import runpy
 from collections.abc import Callable
 from pathlib import Path
 
+import optuna
 import pytest
 
 from lf_ray.errors import ConfigError
 from lf_ray.protocol import Knobs, OutcomeKind, TrialOutcome, TrialRequest
-from lf_ray.search.samplers.optuna_study import TpeProposer
+from lf_ray.search.samplers.optuna_study import STUDY_NAME, StudyFile, TpeProposer
 from lf_ray.search.space import Literal, space_from_literal
 from lf_ray.settings import SweepConfig, knobs_of
 from lf_ray.testing.fake_sweep import FakeSweep
@@ -141,3 +142,16 @@ def test_overlap_tries_prefix_pipelining_where_the_whole_step_is_captured() -> N
     baseline = {**BASELINE_KNOBS, "graph.scope": "step+optimizer"}
     requests = overlap_requests(space_of("overlap"), baseline)
     assert {knobs["pipeline.prefix"] for knobs in requests} == {"off", "on"}
+
+
+def test_the_study_file_takes_every_trial_of_a_knob_of_words(
+    make_sweep: Callable[..., FakeSweep], tmp_path: Path
+) -> None:
+    space = space_from_literal(space_of("graph"), BASELINE_KNOBS)
+    file = StudyFile(tmp_path / "study.db", space)
+    objective = KneeObjective(true_rate=graph_rate)
+    sweep = make_sweep(space_of("graph"), objective, observers=[file])
+    objective.clock = sweep.clock
+    sweep.run()
+    study = optuna.load_study(study_name=STUDY_NAME, storage=f"sqlite:///{tmp_path / 'study.db'}")
+    assert len(study.trials) == len(sweep.started())
