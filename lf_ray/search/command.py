@@ -16,7 +16,7 @@ from typing import Any
 from lf_ray.analysis.answer import Answer
 from lf_ray.analysis.report.folder import write_result
 from lf_ray.analysis.report.words import sentences
-from lf_ray.clock import Clock, SystemClock
+from lf_ray.clock import Clock, FakeClock, SystemClock
 from lf_ray.compose import as_nested, compose, from_nested
 from lf_ray.errors import ConfigError, LfRayError, RecordError, four_parts
 from lf_ray.launch import Launch
@@ -25,7 +25,7 @@ from lf_ray.machine import Machine, detect, gpus_usable
 from lf_ray.record.events import JournalEvent
 from lf_ray.record.journal import Journal, read_journal
 from lf_ray.record.mlflow_sink import MlflowSink, check_uri
-from lf_ray.search.conductor import Conductor, Observer
+from lf_ray.search.conductor import Conductor, Observer, run_in_process
 from lf_ray.search.display import Display
 from lf_ray.search.plan.decisions import Stop, rules_of
 from lf_ray.search.planner import Planner
@@ -36,6 +36,7 @@ from lf_ray.search.start.lineage import resume_changes, source_hash
 from lf_ray.search.start.preflight import check_folder, check_machine, describe_versions
 from lf_ray.search.sweep import Interruption, run_on_tune
 from lf_ray.settings import SweepConfig, Trainer, knobs_of
+from lf_ray.testing.sim.cluster import SimulatedCluster
 
 EXIT_REFUSED = 2
 _log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Opened:
     Attributes:
         header: the payload of the journal's first event.
         events: those of the sweep that is resumed; empty for a new one.
+        clock: the machine's, or the simulated cluster's.
     """
 
     config: SweepConfig
@@ -56,6 +58,7 @@ class Opened:
     journal: Journal
     header: Mapping[str, Any]
     events: tuple[JournalEvent, ...]
+    clock: Clock
 
 
 def run_sweep(
@@ -82,7 +85,7 @@ def run_sweep(
     if any(word in ("-h", "--help") for word in argv):
         _print_help(name, about)
         return 0
-    machine, clock = machine or detect(), clock or SystemClock()
+    machine = machine or detect()
     with ExitStack() as stack:
         try:
             opened = _open(name, literal, argv, launch, machine, clock)
@@ -91,7 +94,7 @@ def run_sweep(
             return EXIT_REFUSED
         stack.enter_context(opened.journal)
         try:
-            return _run(opened, launch, clock)
+            return _run(opened, launch)
         except LfRayError as error:
             sys.stderr.write(f"{error}\n")
             return 1
@@ -103,16 +106,17 @@ def _open(
     argv: Sequence[str],
     launch: Launch,
     machine: Machine,
-    clock: Clock,
+    clock: Clock | None,
 ) -> Opened:
     config = compose(name, argv, machine)
+    clock = clock or _clock_of(config)
     check_uri(config.tracking.uri)
     check_machine(config, machine, gpus_usable)
     space = space_from_literal(literal, knobs_of(config))
     if config.trainer is Trainer.loongforge:
         space = space_from_literal(offered(literal, knobs_of(config)), knobs_of(config))
     output = check_folder(config.output.dir, "output.dir")
-    data_id = launch.prepare_data(config)
+    data_id = "simulated" if is_simulated(config) else launch.prepare_data(config)
     header = _header(config, space, machine, data_id)
     if config.resume is not None:
         return _resumed(config, space, output / name / config.resume, header, clock)
@@ -120,39 +124,70 @@ def _open(
     header["id"] = folder.name
     journal = Journal(folder / "journal.jsonl", clock)
     return Opened(
-        config=config, space=space, folder=folder, journal=journal, header=header, events=()
+        config=config,
+        space=space,
+        folder=folder,
+        journal=journal,
+        header=header,
+        events=(),
+        clock=clock,
     )
 
 
-def _run(opened: Opened, launch: Launch, clock: Clock) -> int:
+def is_simulated(config: SweepConfig) -> bool:
+    """Returns whether trials run on a model of a cluster instead of on workers."""
+    return config.cluster.kind.startswith("sim_")
+
+
+def _clock_of(config: SweepConfig) -> Clock:
+    """Returns the machine's clock, or one that a simulated cluster moves on."""
+    machine = SystemClock()
+    return FakeClock(epoch_s=machine.wall_s()) if is_simulated(config) else machine
+
+
+def _run(opened: Opened, launch: Launch) -> int:
     _log_to(opened.folder / "sweep.log")
     config = opened.config
-    display = Display(sys.stdout, clock)
+    display = Display(sys.stdout, opened.clock)
     sink = MlflowSink(config.tracking.uri, opened.folder)
     observers: list[Observer] = [StudyFile(opened.folder / "study.db", opened.space), sink, display]
-    with (
-        Interruption().armed() as interruption,
-        display,
-        launch.open_groups(config, opened.folder) as groups,
-    ):
-        planner = Planner(
-            opened.space,
-            rules_of(config, num_groups=groups.num_groups),
-            proposer_of(config.sweep.sampler),
-        )
-        conductor = Conductor(planner, opened.journal, observers, clock)
-        conductor.begin(opened.header, opened.events)
-        stop = run_on_tune(
-            conductor,
-            groups.trainable,
-            opened.folder,
-            num_groups=groups.num_groups,
-            resources=groups.resources,
-            interruption=interruption,
-        )
+    left_over: list[str] = []
+    with Interruption().armed() as interruption, display:
+        if is_simulated(config):
+            stop = _simulate(opened, observers)
+        else:
+            with launch.open_groups(config, opened.folder) as groups:
+                left_over = groups.left_over
+                stop = run_on_tune(
+                    _conductor(opened, observers, groups.num_groups),
+                    groups.trainable,
+                    opened.folder,
+                    num_groups=groups.num_groups,
+                    resources=groups.resources,
+                    interruption=interruption,
+                )
     answer = _answer(opened, sink)
-    _print_end(opened, stop, answer, sink, groups.left_over)
+    _print_end(opened, stop, answer, sink, left_over)
     return stop.exit_code or answer.exit_code
+
+
+def _conductor(opened: Opened, observers: Sequence[Observer], num_groups: int) -> Conductor:
+    """Returns the sweep's one path of events, begun."""
+    planner = Planner(
+        opened.space,
+        rules_of(opened.config, num_groups=num_groups),
+        proposer_of(opened.config.sweep.sampler),
+    )
+    conductor = Conductor(planner, opened.journal, observers, opened.clock)
+    conductor.begin(opened.header, opened.events)
+    return conductor
+
+
+def _simulate(opened: Opened, observers: Sequence[Observer]) -> Stop:
+    """Runs the sweep on a model of the cluster, whose clock is the sweep's."""
+    assert isinstance(opened.clock, FakeClock)
+    cluster = SimulatedCluster(opened.config.cluster.kind, opened.config.sweep.seed, opened.clock)
+    return run_in_process(_conductor(opened, observers, 1), cluster.run)
 
 
 def _answer(opened: Opened, sink: MlflowSink) -> Answer:
@@ -172,7 +207,7 @@ def _header(config: SweepConfig, space: Space, machine: Machine, data_id: str) -
         "space_hash": space.fingerprint,
         "baseline_knobs": dict(space.baseline),
         "machine": {
-            "label": machine.label,
+            "label": config.cluster.kind if is_simulated(config) else machine.label,
             "gpus": list(machine.gpus),
             "num_cores": machine.num_cores,
             "memory_bytes": machine.memory_bytes,
@@ -238,6 +273,7 @@ def _resumed(
         journal=Journal(path, clock),
         header={**header, "id": folder.name, "config": history.header.config},
         events=history.events,
+        clock=clock,
     )
 
 
@@ -275,6 +311,7 @@ def _lineage(
         journal=Journal(new / "journal.jsonl", clock),
         header={**header, "id": new.name},
         events=(),
+        clock=clock,
     )
 
 
