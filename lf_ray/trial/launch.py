@@ -22,7 +22,6 @@ from lf_ray.trial.ranks.contracts import WorkerSession
 from lf_ray.trial.ranks.outside import visit_outside
 from lf_ray.trial.ranks.serve import ServeSettings
 from lf_ray.trial.runner import HEAD_ONLY, bound_to
-from lf_ray.trial.simulation.groups import is_simulated, simulated_groups
 from lf_ray.trial.visit import run_visit
 from lf_ray.trial.workers import (
     GroupPlan,
@@ -41,8 +40,6 @@ def prepare_data(config: SweepConfig) -> str:
         DataError: the data can't be trained on.
         ConfigError: the trainer is LoongForge, and something that it needs is missing.
     """
-    if is_simulated(config):
-        return config.cluster.kind
     if config.trainer is Trainer.loongforge:
         return identity(ready_checkout(config), config)
     raise_problems(check_dataset(config.data, config.model))
@@ -80,10 +77,6 @@ def open_groups(
         folder: of the sweep; Ray's talk goes to <folder>/ray.
         make_session: what each rank trains with; None goes by the settings' trainer.
     """
-    if is_simulated(config):
-        with simulated_groups(config, folder) as groups:
-            yield groups
-        return
     outside = config.trainer is Trainer.loongforge
     make_session = make_session or session_maker(config, folder)
     cluster = start_cluster(config, folder / "ray")

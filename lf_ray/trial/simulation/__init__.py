@@ -1,1 +1,0 @@
-"""A group that does not exist, behind the same trainable as one that does."""
