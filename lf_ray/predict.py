@@ -74,13 +74,16 @@ def _composed(words: Sequence[str], config_path: str | None, machine: Machine) -
 def _predicted(config: SweepConfig, options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
+    from lf_ray.training.actions.export import scale_as_trained
     from lf_ray.training.actions.observation import open_whole, read_batch, sampled_actions
-    from lf_ray.training.actions.weights import acting_model
+    from lf_ray.training.actions.weights import acting_model, find_weights
 
     source = open_whole(config)
     try:
         sample = _sample(source, options)
         part = source.parts[options.dataset]
+        place = find_weights(str(config.model.weights)).path
+        as_trained = scale_as_trained(source, options.dataset, place)
         device = torch.device(config.cluster.device)
         model = acting_model(config, [part.embodiment.slot], device)
         batch = read_batch(source, options.dataset, [sample])
@@ -98,6 +101,7 @@ def _predicted(config: SweepConfig, options: argparse.Namespace) -> dict[str, An
             "weights": config.model.weights,
             "data": str(part.dataset.meta.root),
             "embodiment": part.embodiment.tag,
+            "scaled_by": "the weights' statistics" if as_trained else "the data's statistics",
             "episode": options.episode,
             "frame": options.frame,
             "task": part.dataset.meta.tasks.get(int(part.dataset.columns.task[rows_B[0]]), ""),
@@ -145,7 +149,10 @@ def _table(answer: Mapping[str, Any]) -> list[str]:
     for name, rows in answer["actions"].items():
         first, recorded = (_numbers(item[0]) for item in (rows, answer["recorded"][name]))
         lines.append(f"{name:<20} {first:<40} {recorded:<40} {answer['mae'][name]:.4g}")
-    return [*lines, f"normalised MAE {answer['mae_normalised']:.4g}"]
+    return [
+        *lines,
+        f"normalised MAE {answer['mae_normalised']:.4g}, scaled by {answer['scaled_by']}",
+    ]
 
 
 def _numbers(values: Sequence[float], limit: int = 4) -> str:

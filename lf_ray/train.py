@@ -176,8 +176,10 @@ def _last_checkpoint(plan: TrainingPlan) -> tuple[int, list[str]]:
     check_identity(kept[-1], manifest, plan.identity)
     CheckpointState(kept[-1], manifest)
     changed = differences(manifest.versions, plan.versions)
-    note = f"Other versions than it was saved with ({'; '.join(changed)}): bits may differ."
-    return manifest.step, [note] if changed else []
+    notes = [f"Other versions than it was saved with ({'; '.join(changed)}): bits may differ."]
+    if manifest.step >= plan.num_steps:
+        notes.append("It is trained to its end: only export and action error are made again.")
+    return manifest.step, notes if changed else notes[1:]
 
 
 def _notes(config: SweepConfig, weights_id: str, noted: Sequence[str]) -> tuple[str, ...]:

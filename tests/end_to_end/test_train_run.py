@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lf_ray.machine import child_pids
 from lf_ray.training.books import Line, read_books, steps_of
@@ -141,3 +143,45 @@ def test_a_killed_rank_a_sigterm_and_a_resume_change_no_number(trainings: Traini
     expected = numbers(read_books(straight / "train.jsonl"))
     assert len(expected) == 60
     assert numbers(read_books(folder / "train.jsonl")) == expected
+
+
+def test_a_found_configuration_is_trained_watched_and_mirrored(trainings: Trainings) -> None:
+    promise = {"value": 5000.0, "lo": 4990.0, "hi": 5010.0, "num_steps": 40, "num_visits": 2}
+    found = {
+        "kind": "best",
+        "sweep": "overlap",
+        "id": "s1",
+        "model": "nano",
+        "world_size": 2,
+        "device": "cpu",
+        "throughput_samples_per_s": promise,
+        "baseline_knobs": {"batch.per_gpu": 2, "batch.accumulation": 1},
+    }
+    best = {"batch": {"per_gpu": 4, "lr_rule": "linear"}, "overlap": {"ratio": 0.5}, "found": found}
+    (trainings.folder / "best.yaml").write_text(yaml.safe_dump(best))
+    words = ["--config", "best.yaml", "cluster=cpu", "train.max_samples=480", trainings.cache]
+    code, out = trainings.run(*words, "train.lr=5e-4", "measure=publish")
+    assert code == 0, out
+    folder = trainings.results()[0]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["steps"], summary["samples"]) == (60, 480)
+    assert "lr 0.001 after" in out
+    # 60 steps on a busy machine may not settle, but they are never as fast as that promise.
+    words_of_canary = (summary["canary"] or {"word": "too early"})["word"]
+    assert words_of_canary in ("stale", "undetermined", "too early")
+    assert summary["export"]
+    with sqlite3.connect(trainings.folder / "mlflow.db") as database:
+        tags = dict(database.execute("select key, value from tags"))
+        names = {name for (name,) in database.execute("select distinct key from metrics")}
+        (status,) = database.execute("select status from runs").fetchone()
+    assert (tags["found.id"], tags["lf_ray.purpose"], status) == ("s1", "train", "FINISHED")
+    assert {"loss", "lr", "throughput", "action_error", "data_wait"} <= names
+    predicted = subprocess.run(
+        [sys.executable, "-m", "lf_ray.predict", f"model.weights={folder}", "--frame", "3"],
+        cwd=trainings.folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert predicted.returncode == 0, predicted.stderr
+    assert json.loads(predicted.stdout.splitlines()[-1])["actions"]

@@ -5,6 +5,7 @@ in its own episode (NVIDIA's rule: the last horizon - 1 frames of an episode sta
 Letters: N rows, B samples, T action horizon, S state width, A action width.
 """
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from lf_ray.data.lerobot.group_statistics import GroupStatistics, group_slices
 from lf_ray.data.lerobot.meta import Meta
 from lf_ray.data.lerobot.modality import Modality
 from lf_ray.data.lerobot.scaling import Vector, VectorScaler
+from lf_ray.data.lerobot.statistics import ColumnStats
 from lf_ray.errors import DataError, four_parts
 
 Rows = NDArray[np.int64]
@@ -99,6 +101,31 @@ class LeRobotDataset:
         for action_columns, state_columns in self._reference:
             chunk_BTA[:, :, action_columns] -= self.columns.state[rows_B, None, state_columns]
         return self._action_scaler.scaled(chunk_BTA)
+
+    def scale_by(self, state: Mapping[str, ColumnStats], action: Mapping[str, ColumnStats]) -> None:
+        """Scales by other statistics than the data's, such as those that a model learnt with.
+
+        Raises:
+            DataError: a group or statistic is missing, or has another width.
+        """
+        try:
+            scalers = (
+                VectorScaler(self.modality.state, state),
+                VectorScaler(self.modality.action, action),
+            )
+            scalers[0].scaled(self.columns.state[:1])
+            scalers[1].scaled(self.actions(np.zeros(1, np.int64)))
+        except (KeyError, ValueError) as error:
+            raise DataError(
+                four_parts(
+                    f"scaling {self.meta.root} by a model's statistics",
+                    "they have each group of its modality, at its width",
+                    f"{type(error).__name__}: {error}",
+                    "Give the modality that the model was trained with: data.modality=FILE.",
+                )
+            ) from error
+        self._state_stats, self._action_stats = dict(state), dict(action)
+        self._state_scaler, self._action_scaler = scalers
 
     def raw_actions(self, scaled_BTA: Vector, rows_B: Rows) -> Vector:
         """Returns the robot's own values of scaled action chunks that start at rows."""

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lf_ray.data.batches.training_set import TrainingSet
 from lf_ray.settings import SweepConfig
 from lf_ray.training.actions.action_error import action_error, last_episodes
@@ -15,6 +17,7 @@ from models.groot_n1_6.checkpoint.files import read_document
 from models.groot_n1_6.weights import save_weights
 
 EXPORT_NAME = "export"
+STATISTICS_NAME = "statistics.json"
 _PASSED_ON = ("config.json", "processor_config.json", "embodiment_id.json")
 
 
@@ -35,7 +38,7 @@ def export_documents(config: SweepConfig) -> dict[str, Any]:
     base = None if config.model.weights is None else Path(config.model.weights).expanduser()
     documents: dict[str, Any] = {}
     if base is not None and base.is_dir():
-        for name in (*_PASSED_ON, "statistics.json"):
+        for name in (*_PASSED_ON, STATISTICS_NAME):
             document = read_document(base, name)
             if document:
                 documents[name] = document
@@ -45,7 +48,7 @@ def export_documents(config: SweepConfig) -> dict[str, Any]:
             own = statistics_document(source)
         finally:
             source.close()
-        documents["statistics.json"] = {**documents.get("statistics.json", {}), **own}
+        documents[STATISTICS_NAME] = {**documents.get(STATISTICS_NAME, {}), **own}
     return documents
 
 
@@ -69,6 +72,27 @@ def statistics_document(source: TrainingSet) -> dict[str, Any]:
             tag, number = f"{part.embodiment.tag}:{number}", number + 1
         document[tag] = {name: item for name, item in values.items() if item}
     return document
+
+
+def scale_as_trained(source: TrainingSet, part: int, folder: Path) -> bool:
+    """Scales a data set by the statistics beside the weights; returns whether there are any.
+
+    A model that acts on new recordings must see them as it saw those that it learnt from.
+    """
+    document = read_document(folder, STATISTICS_NAME) if folder.is_dir() else None
+    known = (document or {}).get(source.parts[part].embodiment.tag)
+    if not known:
+        return False
+    arrays = {
+        kind: {
+            group: {name: np.array(values, np.float64) for name, values in stats.items()}
+            for group, stats in groups.items()
+        }
+        for kind, groups in known.items()
+    }
+    action = {**arrays.get("action", {}), **arrays.get("relative_action", {})}
+    source.parts[part].dataset.scale_by(arrays.get("state", {}), action)
+    return True
 
 
 def measure_action_error(session: TrainableSession, plan: TrainingPlan) -> dict[str, Any]:

@@ -65,11 +65,12 @@ def footer(
         again += f" output.dir={plan.config.output.dir}"
     if exit_code == 0:
         lines.append(f"Next:    python -m lf_ray.predict model.weights={plan.folder / 'export'}")
-    elif exit_code == INTERRUPTED:
-        lines.append(f"Stopped; the last checkpoint is of step {summary['saved_step']}.")
+        return lines
+    saved = summary["saved_step"]
+    lines.append("There is no checkpoint yet." if saved is None else f"Saved at step {saved}.")
+    if exit_code == INTERRUPTED:
         lines.append(f"Go on:   {again}")
     else:
         lines.append(f"Failed:  {outcome.reason}")
-        lines.append(f"The last checkpoint is of step {summary['saved_step']}. Once the cause is")
-        lines.append(f"gone:    {again}")
+        lines.append(f"Go on:   {again}   (once the cause is gone)")
     return lines

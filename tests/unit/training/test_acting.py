@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from lf_ray.errors import CheckpointError
+from lf_ray.errors import CheckpointError, DataError
 from lf_ray.machine import Machine
 from lf_ray.predict import main as predict
 from lf_ray.runtime.groot import build_groot
 from lf_ray.settings import DataSettings, SweepConfig, plain
 from lf_ray.train import main as train
 from lf_ray.training.actions.action_error import action_error, last_episodes
-from lf_ray.training.actions.export import export, export_documents
+from lf_ray.training.actions.export import export, export_documents, scale_as_trained
 from lf_ray.training.actions.observation import open_whole, read_batch, sampled_actions
 from lf_ray.training.actions.weights import acting_model, check_weights, find_weights
 from lf_ray.training.actions.weights_check import WeightsCheck, weights_check
@@ -183,6 +183,35 @@ def test_predict_names_actions_in_the_robots_units(
     raw = dataset.columns.action[row[0] : row[0] + 16]
     np.testing.assert_allclose(answer["recorded"]["velocity"], raw[:, :2], atol=1e-5)
     assert any(line.startswith("velocity") for line in out)
+
+
+def test_new_data_is_scaled_as_the_weights_learnt_it(trained: _Trained, tmp_path: Path) -> None:
+    export = trained.places[1]
+    source = open_whole(trained.config)
+    dataset = source.parts[0].dataset
+    rows = np.array([5])
+    before = dataset.actions(rows)
+    assert scale_as_trained(source, 0, export)
+    np.testing.assert_array_equal(dataset.actions(rows), before)
+    document = json.loads((export / "statistics.json").read_text())
+    tag = source.parts[0].embodiment.tag
+    for stats in document[tag]["action"].values():
+        stats.update({name: [2 * item for item in values] for name, values in stats.items()})
+    (tmp_path / "statistics.json").write_text(json.dumps(document))
+    assert scale_as_trained(source, 0, tmp_path)
+    np.testing.assert_allclose(
+        dataset.raw_actions(before, rows), 2 * _raw(dataset, rows), rtol=1e-4
+    )
+    assert not scale_as_trained(source, 0, tmp_path / "none")
+    del document[tag]["action"]["gripper"]
+    (tmp_path / "statistics.json").write_text(json.dumps(document))
+    with pytest.raises(DataError, match=r"gripper(.|\n)*data\.modality"):
+        scale_as_trained(source, 0, tmp_path)
+    source.close()
+
+
+def _raw(dataset: Any, rows: Any) -> Any:
+    return dataset.columns.action[rows[:, None] + np.arange(dataset.modality.horizon)]
 
 
 @pytest.mark.parametrize(
