@@ -5,7 +5,9 @@ The one place that sets environment variables, since Ray and its parts can be re
 
 import logging
 import os
+import signal
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -81,6 +83,7 @@ def start_cluster(config: SweepConfig, folder: Path | None = None) -> Cluster:
     environment = {**RAY_ENVIRONMENT, **({} if address else LOCAL_ENVIRONMENT), SWEEP_MARK: mark}
     before = set_environment(environment)
     quiet(folder)
+    handlers = _signal_handlers()
     try:
         _init(config, address, environment)
     except (RuntimeError, ConnectionError, ValueError, OSError) as error:
@@ -93,12 +96,26 @@ def start_cluster(config: SweepConfig, folder: Path | None = None) -> Cluster:
                 "Check cluster.address." if address else "See the newest folder in /tmp/ray.",
             )
         ) from error
+    _give_back(handlers)
     return Cluster(
         mark=mark,
         ours=address is None,
         job=ray.get_runtime_context().get_job_id(),
         environment=before,
     )
+
+
+def _signal_handlers() -> dict[int, Any]:
+    """Returns what handles Ctrl-C and SIGTERM; Ray takes SIGTERM and aborts the driver on it."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+
+def _give_back(handlers: Mapping[int, Any]) -> None:
+    for number, handler in handlers.items():
+        if handler is not None:
+            signal.signal(number, handler)
 
 
 def _init(config: SweepConfig, address: str | None, environment: Mapping[str, str]) -> None:
@@ -217,7 +234,8 @@ def stop_cluster(cluster: Cluster) -> list[str]:
     """Leaves Ray, ends it if it is ours; returns what was still there and had to be ended."""
     groups: list[str] = []
     if ray.is_initialized():
-        groups = _placement_groups_after(cluster, _STOP_S)
+        # In a Ray of our own they end with it; a joined one would keep them.
+        groups = [] if cluster.ours else _placement_groups_after(cluster, _STOP_S)
         ray.shutdown()
     quiet(None)
     set_environment(cluster.environment)

@@ -17,8 +17,9 @@ from lf_ray.trial.faults.leftovers import describe, marked_processes
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 WITHIN_S = 15.0
+# Like a sweep, the driver handles SIGTERM itself: by leaving in order.
 PROGRAM = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
 
 import ray
@@ -30,6 +31,7 @@ from lf_ray.testing.sessions import FakeFactory
 from lf_ray.trial.cluster import start_cluster, stop_cluster
 from lf_ray.trial.workers import GroupPlan, close_owner, start_owner
 
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 folder = Path(sys.argv[1])
 config = two_workers()
 cluster = start_cluster(config, folder)
@@ -106,4 +108,5 @@ def test_a_driver_whose_ray_is_killed_ends_too(tmp_path: Path, component: str) -
         os.kill(pids[0], signal.SIGKILL)
         process.wait(90)
         assert process.returncode != 0
-        assert left_after(mark, 40.0) == []
+        # Ray's agents look for their gone raylet once in a while: over 40 s were seen.
+        assert left_after(mark, 100.0) == []
