@@ -11,12 +11,10 @@ train.jsonl (every step), config.yaml and summary.json, and a run in MLflow.
 
 import argparse
 import json
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +24,10 @@ from lf_ray.clock import Clock, SystemClock
 from lf_ray.compose import as_nested, compose, read_found
 from lf_ray.data.batches.opening import open_training_set
 from lf_ray.data.check import check_dataset, raise_problems
-from lf_ray.errors import ConfigError, LfRayError, RecordError, four_parts
+from lf_ray.errors import ConfigError, LfRayError, four_parts
 from lf_ray.machine import Machine, detect, gpus_usable
 from lf_ray.record.mlflow_sink import check_uri
+from lf_ray.record.result_folder import log_to, new_folder
 from lf_ray.search.start.lineage import source_hash
 from lf_ray.search.start.preflight import check_folder, check_machine, describe_versions
 from lf_ray.settings import SweepConfig, knobs_of
@@ -97,7 +96,7 @@ def _open(words: Sequence[str], config_path: str | None, machine: Machine, clock
     config = resolved(config, found, num_episodes)
     refused, noted = stale_reasons(found, config, machine, data_id)
     refuse_stale(refused, config.train.accept_stale)
-    folder = output / NAME / config.resume if config.resume else _new_folder(output / NAME, clock)
+    folder = output / NAME / config.resume if config.resume else new_folder(output / NAME, clock)
     versions = {**describe_versions(), "source": source_hash()}
     plan = TrainingPlan(
         folder=folder.resolve(),
@@ -195,7 +194,7 @@ def _run(opened: Opened, clock: Clock) -> int:
     from lf_ray.training.actions.export import FINISHERS
 
     plan = opened.plan
-    _log_to(plan.folder / "train.log")
+    log_to(plan.folder / "train.log")
     _keep_config(opened)
     sys.stdout.write("\n".join(header(opened)) + "\n")
     sys.stdout.flush()
@@ -239,38 +238,9 @@ def _keep_config(opened: Opened) -> None:
     (opened.plan.folder / CONFIG_NAME).write_text(text, encoding="utf-8")
 
 
-def _new_folder(parent: Path, clock: Clock) -> Path:
-    """Returns a fresh result folder, named after the date so that ids sort."""
-    stamp = datetime.fromtimestamp(clock.wall_s(), UTC).strftime("%Y%m%d-%H%M%S")
-    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
-        folder = parent / f"{stamp}{suffix}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
-    raise RecordError(
-        four_parts(
-            "making a result folder",
-            "each training has its own",
-            f"a hundred of the same second in {parent}",
-            "Give another output.dir.",
-        )
-    )
-
-
 def _leave_no_empty(folder: Path, config: SweepConfig) -> None:
     if config.resume is None:
         folder.rmdir()
-
-
-def _log_to(path: Path) -> None:
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("lf_ray")
-    logger.handlers = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
 
 
 def _check_weights(words: Sequence[str], machine: Machine) -> int:

@@ -4,12 +4,10 @@ One order for every sweep: settings, what can be refused, data, journal, groups,
 """
 
 import argparse
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,14 @@ from lf_ray.analysis.report.folder import write_result
 from lf_ray.analysis.report.words import sentences
 from lf_ray.clock import Clock, FakeClock, SystemClock
 from lf_ray.compose import as_nested, compose, from_nested
-from lf_ray.errors import ConfigError, LfRayError, RecordError, four_parts
+from lf_ray.errors import ConfigError, LfRayError, four_parts
 from lf_ray.launch import Launch
 from lf_ray.loongforge.knob_map import offered
 from lf_ray.machine import Machine, detect, gpus_usable
 from lf_ray.record.events import JournalEvent
 from lf_ray.record.journal import Journal, read_journal
 from lf_ray.record.mlflow_sink import MlflowSink, check_uri
+from lf_ray.record.result_folder import log_to, new_folder
 from lf_ray.search.conductor import Conductor, Observer, run_in_process
 from lf_ray.search.display import Display
 from lf_ray.search.plan.decisions import Stop, rules_of
@@ -39,7 +38,6 @@ from lf_ray.settings import SweepConfig, Trainer, knobs_of
 from lf_ray.testing.sim.cluster import SimulatedCluster
 
 EXIT_REFUSED = 2
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +118,7 @@ def _open(
     header = _header(config, space, machine, data_id)
     if config.resume is not None:
         return _resumed(config, space, output / name / config.resume, header, clock)
-    folder = _new_folder(output / name, clock)
+    folder = new_folder(output / name, clock)
     header["id"] = folder.name
     journal = Journal(folder / "journal.jsonl", clock)
     return Opened(
@@ -146,7 +144,7 @@ def _clock_of(config: SweepConfig) -> Clock:
 
 
 def _run(opened: Opened, launch: Launch) -> int:
-    _log_to(opened.folder / "sweep.log")
+    log_to(opened.folder / "sweep.log")
     config = opened.config
     display = Display(sys.stdout, opened.clock)
     sink = MlflowSink(config.tracking.uri, opened.folder)
@@ -219,26 +217,6 @@ def _header(config: SweepConfig, space: Space, machine: Machine, data_id: str) -
     }
 
 
-def _new_folder(parent: Path, clock: Clock) -> Path:
-    """Returns a fresh result folder, named after the date so that ids sort."""
-    stamp = datetime.fromtimestamp(clock.wall_s(), UTC).strftime("%Y%m%d-%H%M%S")
-    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
-        folder = parent / f"{stamp}{suffix}"
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return folder
-    raise RecordError(
-        four_parts(
-            "making a result folder",
-            "each sweep has its own",
-            f"a hundred of the same second in {parent}",
-            "Give another output.dir.",
-        )
-    )
-
-
 def _resumed(
     config: SweepConfig, space: Space, folder: Path, header: dict[str, Any], clock: Clock
 ) -> Opened:
@@ -302,7 +280,7 @@ def _lineage(
     clock: Clock,
 ) -> Opened:
     """Returns a new sweep that says which one it follows."""
-    new = _new_folder(folder.parent, clock)
+    new = new_folder(folder.parent, clock)
     sys.stdout.write(f"A new sweep, {new.name}, follows {folder.name}: {'; '.join(changes)}\n")
     return Opened(
         config=config,
@@ -313,18 +291,6 @@ def _lineage(
         events=(),
         clock=clock,
     )
-
-
-def _log_to(path: Path) -> None:
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("lf_ray")
-    for old in list(logger.handlers):
-        logger.removeHandler(old)
-        old.close()
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
 
 
 def _print_end(

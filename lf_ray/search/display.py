@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TextIO
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from lf_ray.clock import Clock
+from lf_ray.live import LiveFrame, clock_words
 from lf_ray.protocol import Interval, Knobs, OutcomeKind, TrialRecord, TrialRequest
 from lf_ray.record.events import JournalEvent
 from lf_ray.search.conductor import Standing
 
-# Drawing takes a core for a moment, and CPU trials are timed on those cores.
-_REFRESHES_PER_S = 1.0
 _ROWS = 12
+# Visits before their mean says something about those to come.
+_TELLING = 4
 _STYLES = {
     OutcomeKind.COMPLETED: "",
     OutcomeKind.PRUNED: "dim",
@@ -44,12 +44,19 @@ class Display:
         stream: where to; a terminal gets a live table, anything else plain lines.
         clock: moves elapsed and remaining time on between events.
         width: of a line; None takes the terminal's.
+        terminal: whether the stream is one; None asks it.
     """
 
-    def __init__(self, stream: TextIO, clock: Clock, width: int | None = None) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        clock: Clock,
+        *,
+        width: int | None = None,
+        terminal: bool | None = None,
+    ) -> None:
         self._clock = clock
-        self._console = Console(file=stream, width=width, highlight=False)
-        self._live: Live | None = None
+        self._frame = LiveFrame(stream, self.table, width=width, terminal=terminal)
         self._knobs: tuple[str, ...] = ()
         self._title = ""
         self._rows: deque[_Row] = deque(maxlen=_ROWS)
@@ -58,21 +65,11 @@ class Display:
         self._note = ""
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._live = Live(
-                console=self._console,
-                refresh_per_second=_REFRESHES_PER_S,
-                get_renderable=self._table,
-                transient=True,
-            )
-            self._live.start()
+        self._frame.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            live, self._live = self._live, None
-            live.stop()
-            self._console.print(self._table())
+        self._frame.__exit__()
 
     def on_sweep(self, header: Mapping[str, Any], events: Sequence[JournalEvent]) -> None:
         """Takes the sweep's name and its knobs."""
@@ -80,13 +77,13 @@ class Display:
         self._knobs = tuple(header.get("space", ()))
         done = sum(event.kind == "finished" for event in events)
         resumed = f", resumed after {done} visits" if events else ""
-        self._line(f"{self._title}: {', '.join(map(short_name, self._knobs))}{resumed}")
+        self._frame.say(f"{self._title}: {', '.join(map(short_name, self._knobs))}{resumed}")
 
     def on_started(self, request: TrialRequest, reason: str, standing: Standing) -> None:
         """Opens a row."""
         self._take(standing)
         self._rows.append(_Row(request, reason))
-        self._refresh()
+        self._frame.refresh()
 
     def on_finished(self, record: TrialRecord, standing: Standing) -> None:
         """Fills the row, or prints the line."""
@@ -94,34 +91,25 @@ class Display:
         for row in self._rows:
             if row.request.id == record.request.id:
                 row.record = record
-        self._refresh()
-        self._line(self._visit_line(record, standing))
+        self._frame.refresh()
+        self._frame.say(self._visit_line(record, standing))
 
     def on_note(self, text: str) -> None:
         """Shows a line of the sweep's own."""
         self._note = text
-        self._refresh()
-        self._line(f"    {text}")
+        self._frame.refresh()
+        self._frame.say(f"    {text}")
 
     def on_ended(self, reason: str, exit_code: int, standing: Standing) -> None:
         """Shows why it ended."""
         self._take(standing)
         self._note = f"ended: {reason}"
-        self._refresh()
-        self._line(f"ended after {_clock_words(standing.outlook.elapsed_s)}: {reason}")
+        self._frame.refresh()
+        self._frame.say(f"ended after {clock_words(standing.outlook.elapsed_s)}: {reason}")
 
     def _take(self, standing: Standing) -> None:
         self._standing = standing
         self._told_s = self._clock.monotonic_s()
-
-    def _refresh(self) -> None:
-        if self._live is not None:
-            self._live.refresh()
-
-    def _line(self, text: str) -> None:
-        if self._live is None:
-            self._console.print(text, soft_wrap=True, markup=False)
-            self._console.file.flush()
 
     def _visit_line(self, record: TrialRecord, standing: Standing) -> str:
         parts = [
@@ -145,12 +133,13 @@ class Display:
     def _time_words(self, standing: Standing) -> str:
         since_s = self._clock.monotonic_s() - self._told_s
         outlook = standing.outlook
-        words = _clock_words(outlook.elapsed_s + since_s)
-        if outlook.left_s is None or outlook.phase == "done":
+        words = clock_words(outlook.elapsed_s + since_s)
+        if outlook.left_s is None or outlook.phase == "done" or outlook.num_visits < _TELLING:
             return words
-        return f"{words}, about {_clock_words(max(0.0, outlook.left_s - since_s))} left"
+        return f"{words}, about {clock_words(max(0.0, outlook.left_s - since_s))} left"
 
-    def _table(self) -> Group:
+    def table(self) -> Group:
+        """Returns what a terminal shows now."""
         table = Table(title=self._title, title_justify="left", expand=False)
         for name in ("visit", *map(short_name, self._knobs)):
             table.add_column(name, no_wrap=True)
@@ -215,9 +204,3 @@ def _value_words(value: bool | int | float | str) -> str:
 
 def _row_style(row: _Row) -> str:
     return "bold" if row.record is None else _STYLES[row.record.outcome.kind]
-
-
-def _clock_words(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -9,16 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TextIO
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Group
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from lf_ray.clock import Clock
+from lf_ray.live import LiveFrame, clock_words
 from lf_ray.training.books import Line
 
 _WINDOW = 100
-_REFRESHES_PER_S = 1.0
 _LINE_EVERY_S = 10.0
 _NUM_NOTES = 4
 
@@ -123,33 +122,31 @@ class Progress:
     Args:
         title: names the training.
         stream: a terminal gets a live block, anything else a line now and then.
+        terminal: whether it is one; None asks it.
     """
 
-    def __init__(self, title: str, standing: Standing, stream: TextIO, clock: Clock) -> None:
+    def __init__(
+        self,
+        title: str,
+        standing: Standing,
+        stream: TextIO,
+        clock: Clock,
+        *,
+        terminal: bool | None = None,
+    ) -> None:
         self.standing = standing
         self._title = title
         self._clock = clock
-        self._console = Console(file=stream, highlight=False)
-        self._live: Live | None = None
+        self._frame = LiveFrame(stream, self._block, terminal=terminal)
         self._notes: deque[str] = deque(maxlen=_NUM_NOTES)
         self._told_s = clock.monotonic_s()
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._live = Live(
-                console=self._console,
-                refresh_per_second=_REFRESHES_PER_S,
-                get_renderable=self._block,
-                transient=True,
-            )
-            self._live.start()
+        self._frame.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            live, self._live = self._live, None
-            live.stop()
-            self._console.print(self._block())
+        self._frame.__exit__()
 
     def take(self, lines: Sequence[Line]) -> None:
         """Shows what was added to the books."""
@@ -157,21 +154,16 @@ class Progress:
             self.note(self.standing.take(line))
         now_s = self._clock.monotonic_s()
         began = bool(self.standing.step_s)
-        if lines and began and self._live is None and now_s - self._told_s >= _LINE_EVERY_S:
+        if lines and began and now_s - self._told_s >= _LINE_EVERY_S:
             self._told_s = now_s
-            self._say(self.standing.words())
+            self._frame.say(self.standing.words())
 
     def note(self, text: str) -> None:
         """Shows a line that stays."""
         if not text:
             return
         self._notes.append(text)
-        if self._live is None:
-            self._say(text)
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True, markup=False)
-        self._console.file.flush()
+        self._frame.say(text)
 
     def _block(self) -> Group:
         standing = self.standing
@@ -179,10 +171,3 @@ class Progress:
         began = standing.words() if standing.num_starts else "starting the workers"
         lines: list[Any] = [Text(self._title, style="bold"), bar, Text(began)]
         return Group(*lines, *(Text(note, style="dim") for note in self._notes))
-
-
-def clock_words(seconds: float) -> str:
-    """Returns a duration as people read it."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

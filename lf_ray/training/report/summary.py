@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from lf_ray.live import clock_words
 from lf_ray.protocol import OutcomeKind
 from lf_ray.training.books import BOOKS_NAME, read_books, steps_of
 from lf_ray.training.canary import Canary
 from lf_ray.training.driver import INTERRUPTED, Ending
-from lf_ray.training.progress import clock_words
 from lf_ray.training.rank import STOPPED
 from lf_ray.training.report.words import Opened
 

@@ -25,9 +25,11 @@ def fate(request: TrialRequest) -> TrialOutcome | None:
     return out_of_memory() if request.id == "t002" else None
 
 
-def shown(stream: io.StringIO) -> tuple[FakeSweep, Display]:
+def shown(
+    stream: io.StringIO, width: int = 200, terminal: bool | None = None
+) -> tuple[FakeSweep, Display]:
     sweep = FakeSweep(KneeObjective(fate=fate), rules=Rules(trials=5))
-    display = Display(stream, sweep.clock, width=200)
+    display = Display(stream, sweep.clock, width=width, terminal=terminal)
     sweep.observers = [display]
     return sweep, display
 
@@ -45,6 +47,7 @@ def test_a_pipe_gets_one_flushed_line_a_visit() -> None:
     assert "bucket_size_mb=25 ratio=1" in visits[0]
     assert "+-0.4% (x1.000)" in visits[0]
     assert "best" in visits[0]
+    assert not any("left" in line for line in visits[:3]), "a few visits foretell nothing"
     assert "infeasible: CUDA out of memory" in next(line for line in visits if "t002" in line)
     assert any(line.startswith("[slices 5]") and "left" in line for line in visits)
     assert lines[-1].endswith(stop.reason)
@@ -53,8 +56,7 @@ def test_a_pipe_gets_one_flushed_line_a_visit() -> None:
 
 def test_a_terminal_gets_a_table_that_can_be_read() -> None:
     stream = io.StringIO()
-    sweep, display = shown(stream)
-    display._console = Console(file=stream, force_terminal=True, width=120, height=40)
+    sweep, display = shown(stream, width=120, terminal=True)
     with display:
         conductor = sweep.conductor()
         for _ in range(3):
@@ -64,12 +66,11 @@ def test_a_terminal_gets_a_table_that_can_be_read() -> None:
         running = conductor.next()
         assert isinstance(running, Request)
         console = Console(width=120, file=io.StringIO(), record=True)
-        console.print(display._table())
+        console.print(display.table())
         text = console.export_text()
     assert "bucket_size_mb" in text
     assert "running" in text
     assert "search: 4 of 5 trials (2 completed, 1 infeasible)" in text
-    assert "left" in text
     assert "best" in text
     assert max(len(line) for line in text.splitlines()) <= 120
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from lf_ray.clock import FakeClock
 from lf_ray.record.mirror.updates import RunUpdate
@@ -80,10 +79,9 @@ def test_plain_lines_come_now_and_then_and_notes_at_once() -> None:
     assert len(lines) == 2
 
 
-def test_a_terminal_gets_a_block_that_stays_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_block_that_stays_at_the_end() -> None:
     stream = io.StringIO()
-    progress = Progress("train t", Standing(100, 8), stream, FakeClock())
-    progress._console = Console(file=stream, force_terminal=True, width=100)
+    progress = Progress("train t", Standing(100, 8), stream, FakeClock(), terminal=True)
     with progress:
         progress.take([STARTED, step(49)])
         progress.note("checkpoint of step 40 written")
