@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from models.groot_n1_6.action_head import ActionHead, flow_loss, noisy_actions
 from models.groot_n1_6.batch import HEAD_FIELDS, PREFIX_FIELDS
 from models.groot_n1_6.config import GrootConfig, TuneFlags
 from models.groot_n1_6.connector import Connector
-from models.groot_n1_6.dit import Keys
-from models.groot_n1_6.embodiment import CategorySpecificLinear
+from models.groot_n1_6.head.action_head import ActionHead, flow_loss, noisy_actions
+from models.groot_n1_6.head.dit import Keys
+from models.groot_n1_6.head.embodiment import CategorySpecificLinear
 from models.groot_n1_6.language import LanguageModel, gather_tokens, place_image_tokens
 from models.groot_n1_6.views.preprocess import preprocess_views
 from models.groot_n1_6.vision import VisionTransformer, patchify

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.groot_n1_6.action_head import flow_loss, noisy_actions
 from models.groot_n1_6.batch import (
     Batch,
     BatchShape,
@@ -16,6 +15,7 @@ from models.groot_n1_6.batch import (
     synthetic_draws,
 )
 from models.groot_n1_6.config import GrootConfig, TuneFlags
+from models.groot_n1_6.head.action_head import flow_loss, noisy_actions
 from models.groot_n1_6.model import GrootN16, build
 from models.groot_n1_6.weights import cast_parameters
 

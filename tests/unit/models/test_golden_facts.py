@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from models.groot_n1_6.config import DitConfig, GrootConfig, VisionConfig
 from models.groot_n1_6.connector import pixel_unshuffle
-from models.groot_n1_6.dit import (
+from models.groot_n1_6.head.dit import (
     AdaNorm,
     AlternateVLDiT,
     Keys,
@@ -16,7 +16,7 @@ from models.groot_n1_6.dit import (
     draw_dropout,
     drop,
 )
-from models.groot_n1_6.embodiment import action_time_embedding
+from models.groot_n1_6.head.embodiment import action_time_embedding
 from models.groot_n1_6.model import initialize
 from models.groot_n1_6.views.geometry import view_geometry, view_tokens
 from models.groot_n1_6.vision import VisionTransformer, patchify

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.groot_n1_6.config import DitConfig, LanguageConfig, VisionConfig
-from models.groot_n1_6.dit import AlternateVLDiT, Keys, dit_time_embedding
+from models.groot_n1_6.head.dit import AlternateVLDiT, Keys, dit_time_embedding
 from models.groot_n1_6.language import LanguageLayers, gather_tokens
 from models.groot_n1_6.model import initialize
 from models.groot_n1_6.vision import VisionTransformer

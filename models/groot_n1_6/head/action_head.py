@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.groot_n1_6.config import GrootConfig
-from models.groot_n1_6.dit import AlternateVLDiT, Keys
-from models.groot_n1_6.embodiment import ActionEncoder, CategorySpecificMlp
+from models.groot_n1_6.head.dit import AlternateVLDiT, Keys
+from models.groot_n1_6.head.embodiment import ActionEncoder, CategorySpecificMlp
 
 
 class ActionHead(nn.Module):

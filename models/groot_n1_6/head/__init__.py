@@ -1,0 +1,1 @@
+"""The action head: what turns language features, state and noise into a velocity."""
