@@ -201,6 +201,13 @@ class GradientReducer:
             handle.remove()
         self._handles.clear()
 
+    def own_gradient(self) -> Tensor:
+        """Returns this rank's own gradient, summed over the micro-batches so far.
+
+        Only between micro-batches, or after the last one where no bucket has been issued.
+        """
+        return self._target()
+
     @property
     def _is_direct(self) -> bool:
         """Whether gradients go straight to the wire buffer: nothing to accumulate before."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from lf_ray.protocol import StepSample
 from lf_ray.runtime.numerics.watch import NumericsWatch
 from lf_ray.runtime.overlap import Collective, NoCollective
+from lf_ray.runtime.readings.gradient_noise import SquaredNorms, squared_norms
 from lf_ray.runtime.rig import Rig
 from lf_ray.runtime.steps.feed import Feed
 from lf_ray.runtime.steps.lane import CudaLane, HostLane
@@ -59,21 +60,17 @@ class _Launched:
 class RunningTrial:
     """Runs a plan's steps.
 
-    Args:
-        graph_pool: memory that captured graphs share; None where nothing is captured.
-
     Attributes:
         step: the coming one, from 0.
         lr: of each step so far.
         walls_s: of each step so far.
     """
 
-    def __init__(self, plan: TrialPlan, equipment: Equipment, graph_pool: Any) -> None:
+    def __init__(self, plan: TrialPlan, equipment: Equipment) -> None:
         self.plan = plan
         self.lr: list[float] = []
         self.walls_s: list[float] = []
         self._equipment = equipment
-        self._graph_pool = graph_pool
         self._order: StepOrder = self._eager_order()
         self._begin: Any = None
         self.step = 0
@@ -171,6 +168,21 @@ class RunningTrial:
         finally:
             reducer.use(self.plan.buckets, self.plan.num_leading, self._equipment.collective)
 
+    def squared_norms(self, num_steps: int) -> SquaredNorms:
+        """Returns squared gradient norms of a small and a large batch over coming batches.
+
+        Eager, every message after backward, and without an update; a captured step's graph goes
+        first, so that there is room.
+        """
+        tools = self._equipment
+        self.release()
+        tools.rig.reducer.use(self.plan.buckets, 0, tools.collective)
+        found = squared_norms(
+            tools.rig, tools.feed, self.step, num_steps, num_ranks=self.plan.num_ranks
+        )
+        tools.rig.reducer.use(self.plan.buckets, self.plan.num_leading, tools.collective)
+        return found
+
     def release(self) -> None:
         """Frees the graph; must happen before the process group goes."""
         self._order.release()
@@ -190,7 +202,7 @@ class RunningTrial:
             pipelined=self.plan.pipelined,
         )
         num_warmup = self.plan.config.graph.warmup_steps
-        metrics = graph.capture(rig.dropout, self._graph_pool, num_warmup)
+        metrics = graph.capture(rig.dropout, num_warmup)
         return StaticOrder(graph, rig.train_step, feed, rig.dropout), metrics
 
     def _bare_step(self) -> None:

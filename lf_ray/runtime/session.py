@@ -18,6 +18,7 @@ from lf_ray.runtime.numerics.watch import NumericsWatch
 from lf_ray.runtime.parts import Parts
 from lf_ray.runtime.readings.communication_cost import CommunicationCost
 from lf_ray.runtime.readings.device_memory import DeviceMemory
+from lf_ray.runtime.readings.gradient_noise import small_and_big
 from lf_ray.runtime.readings.memory_levels import (
     check_level,
     held_level,
@@ -73,9 +74,6 @@ class Session:
         self._model.train()
         self._collective = self._parts.collective(work_group, self._device)
         self._comm_cost = CommunicationCost(work_group, control_group, self._device)
-        self._graph_pool: Any = None
-        if self._device.type == "cuda":
-            self._graph_pool = torch.cuda.graph_pool_handle()
         self._feed: Feed | None = None
         self._rig: Rig | None = None
         self._watch: NumericsWatch | None = None
@@ -124,10 +122,12 @@ class Session:
             plan = trial_plan(
                 self._config, request, rig.gradients, frozen_prefix=rig.is_prefix_frozen
             )
-            self._trial = RunningTrial(plan, tools, self._graph_pool)
+            self._trial = RunningTrial(plan, tools)
+            self._memory.fit(self._trial.rehearse)
         effective = plan.effective()
         effective["graph"] = self._graph_word(plan)
         effective["kernels"] = self._parts.kernels
+        effective["ladder"] = self._memory.ladder
         effective.update(settings_in_force(plan.config, self._device, self._memory.pool))
         return effective
 
@@ -191,6 +191,17 @@ class Session:
             metrics: Mapping[str, float] = self._charge("communication_cost", measure)
         return metrics
 
+    def measure_noise(self, num_steps: int) -> tuple[Sequence[float], Sequence[float], int, int]:
+        """Takes squared gradient norms over further batches; every rank must call it.
+
+        Returns this rank's of a small batch, those of a large one, and both batches in samples.
+        """
+        trial = self._running()
+        with self._lane.active():
+            small_sq, big_sq = trial.squared_norms(num_steps)
+        feed = trial.plan.feed
+        return small_sq, big_sq, *small_and_big(feed.batch_size, feed.accumulation, self._num_ranks)
+
     def state(self) -> dict[str, torch.Tensor]:
         """Returns what a checkpoint holds: masters and moments by name, and the step count."""
         assert self._rig is not None, "prepare comes first"
@@ -223,8 +234,8 @@ class Session:
         if self._feed is not None:
             self._feed.rewind()
         gc.collect()
+        self._memory.give_back()
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)
         if self._level is None:
             return {}

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lf_ray.errors import ConfigError, four_parts
 from lf_ray.protocol import GradientTensor, KnobValue, TrialRequest
@@ -26,6 +26,7 @@ class TrialPlan:
         pipelined: the prefix of the next batch runs beside the update.
         ready_order: a word for the gradients' names in ready order; equal on all ranks, or their
             messages would not belong together.
+        base_global_batch: samples a step of the baseline.
     """
 
     config: SweepConfig
@@ -36,6 +37,7 @@ class TrialPlan:
     num_leading: int
     pipelined: bool
     ready_order: str
+    base_global_batch: int
 
     @property
     def global_batch(self) -> int:
@@ -72,6 +74,7 @@ class TrialPlan:
             "ready_order": self.ready_order,
             "bucket_plan": self.buckets.signature(ratio),
             "global_batch": self.global_batch,
+            "base_global_batch": self.base_global_batch,
             "lr": self.schedule.peak,
             "warmup_steps": self.schedule.warmup_steps,
             "world_size": self.num_ranks,
@@ -96,6 +99,9 @@ def trial_plan(
         frozen_prefix: no update touches the model's prefix.
     """
     asked = with_knobs(config, dict(request.knobs))
+    if request.run_samples is not None:
+        length = replace(asked.train, max_samples=request.run_samples, max_steps=None)
+        asked = replace(asked, train=length)
     feed = feed_key(config, request)
     global_batch = feed.batch_size * feed.accumulation * config.num_workers
     base = config.batch.per_gpu * config.batch.accumulation * config.num_workers
@@ -112,6 +118,7 @@ def trial_plan(
         num_leading=issued_during_backward(buckets, asked.overlap.ratio),
         pipelined=_is_pipelined(asked, frozen_prefix=frozen_prefix),
         ready_order=hashlib.sha256(names.encode()).hexdigest()[:16],
+        base_global_batch=base,
     )
 
 

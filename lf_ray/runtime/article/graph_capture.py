@@ -192,6 +192,8 @@ class GraphCapture:
         for graph in self._graphs.values():
             graph.release()
         self._graphs.clear()
+        # Graphs that live together share a pool; what comes after them must not name it again.
+        self._pool = None
 
     def forward_backward(self, value: Any) -> Tensor:
         """Runs the module and its backward; gradients replace the last ones."""

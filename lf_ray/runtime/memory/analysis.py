@@ -67,7 +67,11 @@ class ShapeAnalysis:
 
 
 def analyze_tensor_shapes(
-    step: Callable[[], Any], num_steps: int = 100, *, device: torch.device | None = None
+    step: Callable[[], Any],
+    num_steps: int = 100,
+    *,
+    device: torch.device | None = None,
+    with_held: bool = True,
 ) -> ShapeAnalysis:
     """Runs a step and returns the sizes that it allocates and the ladder that would serve them.
 
@@ -75,6 +79,8 @@ def analyze_tensor_shapes(
         step: one training step; what it returns is dropped.
         num_steps: how many are followed.
         device: where the step allocates; None takes CUDA where there is any.
+        with_held: the ladder also serves the segments that are held before the first step (on a
+            GPU), as it has to where the pool is in force before the model is made.
 
     Raises:
         ConfigError: num_steps is below 1.
@@ -85,8 +91,10 @@ def analyze_tensor_shapes(
         )
     device = device or default_device()
     if device.type == "cuda":
-        sizes, events = _cuda_history(step, num_steps, device)
-        budget_bytes = torch.cuda.get_device_properties(device).total_memory - HEADROOM_BYTES
+        sizes, events = _cuda_history(step, num_steps, device, with_held=with_held)
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        room_bytes = total_bytes if with_held else torch.cuda.mem_get_info(device)[0]
+        budget_bytes = room_bytes - HEADROOM_BYTES
         return _analysis(num_steps, sizes, events, budget_bytes, "cuda history")
     with followed_tensors() as followed:
         for _ in range(num_steps):
@@ -178,14 +186,15 @@ def _analysis(
 
 
 def _cuda_history(
-    step: Callable[[], Any], num_steps: int, device: torch.device
+    step: Callable[[], Any], num_steps: int, device: torch.device, *, with_held: bool
 ) -> tuple[Counter[int], list[SegmentEvent]]:
     """Returns tensor sizes over all steps, and the segments as they stand or were taken."""
     index = device.index if device.index is not None else torch.cuda.current_device()
     torch.cuda.empty_cache()
     sizes: Counter[int] = Counter()
     taken: list[tuple[int, int, bool]] = []
-    before = [(item["address"], item["total_size"], True) for item in _segments(index)]
+    held = _segments(index) if with_held else []
+    before = [(item["address"], item["total_size"], True) for item in held]
     for _ in range(num_steps):
         torch.cuda.memory._record_memory_history(
             "all", context=None, max_entries=_HISTORY_ENTRIES, clear_history=True

@@ -4,6 +4,7 @@
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -173,22 +174,44 @@ def forecast(
 
 
 LADDER_SIZES_GB = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+# A power of two may waste nearly half of what a large segment takes; so segments from here on may
+# get a block of their own size, to the next 64 MiB.
+_OWN_BLOCK_BYTES = GIB // 2
+_OWN_BLOCK_STEP = GIB // 16
+_MAX_OWN_BLOCKS = 4
 
 
 def propose_ladder(events: Sequence[SegmentEvent], budget_bytes: int) -> tuple[float, ...]:
-    """Returns the run of powers of two that loses least: fewest fallbacks, least reserved.
+    """Returns the ladder that loses least: fewest fallbacks, then least reserved.
 
-    Of equals the one with the fewest sizes; empty events propose the smallest size.
+    Tried are all runs of powers of two, alone and with sizes of the largest segments. Of equals
+    the one with the fewest sizes; empty events propose the smallest size.
     """
-    best: tuple[float, ...] = LADDER_SIZES_GB[:1]
-    best_score: tuple[float, float, int] | None = None
-    for first in range(len(LADDER_SIZES_GB)):
-        for last in range(first + 1, len(LADDER_SIZES_GB) + 1):
-            ladder = LADDER_SIZES_GB[first:last]
-            if ladder[-1] * GIB > budget_bytes:
-                break
-            expected = forecast(events, ladder, budget_bytes)
-            score = (expected.fallback_bytes_frac, float(expected.reserved_bytes), len(ladder))
-            if best_score is None or score < best_score:
-                best, best_score = ladder, score
-    return best
+    runs = [
+        LADDER_SIZES_GB[first:last]
+        for first in range(len(LADDER_SIZES_GB))
+        for last in range(first, len(LADDER_SIZES_GB) + 1)
+        if first == last or LADDER_SIZES_GB[last - 1] * GIB <= budget_bytes
+    ]
+    own = _own_sizes_gb(events, budget_bytes)
+    ladders = [tuple(sorted({*run, *own[:count]})) for run in runs for count in range(len(own) + 1)]
+    tried = [ladder for ladder in dict.fromkeys(ladders) if ladder]
+    return min(tried, key=lambda ladder: _loss(events, ladder, budget_bytes), default=(0.25,))
+
+
+def _loss(
+    events: Sequence[SegmentEvent], ladder: tuple[float, ...], budget_bytes: int
+) -> tuple[float, int, int]:
+    expected = forecast(events, ladder, budget_bytes)
+    return expected.fallback_bytes_frac, expected.reserved_bytes, len(ladder)
+
+
+def _own_sizes_gb(events: Sequence[SegmentEvent], budget_bytes: int) -> list[float]:
+    """Returns the sizes that hold the most bytes in large segments, most first."""
+    held: Counter[int] = Counter()
+    for event in events:
+        if event.takes and event.num_bytes >= _OWN_BLOCK_BYTES:
+            steps = -(-event.num_bytes // _OWN_BLOCK_STEP)
+            held[steps * _OWN_BLOCK_STEP] += event.num_bytes
+    fitting = [size for size, _ in held.most_common() if size <= budget_bytes]
+    return [size / GIB for size in fitting[:_MAX_OWN_BLOCKS]]

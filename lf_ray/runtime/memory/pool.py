@@ -95,8 +95,8 @@ class MemoryPool:
         self.emulated = self.device.type != "cuda"
         self.words: list[str] = []
         self._library: ArenaLibrary | None = None
+        self._allocator: Any = None
         self._pools: dict[str, Any] = {}
-        self._keep: list[Any] = []
         if self.emulated:
             self._check_emulated(total_size_gb)
         elif backend == "arena":
@@ -132,8 +132,13 @@ class MemoryPool:
 
     @contextmanager
     def paused(self) -> Iterator[Any]:
-        """Suspends the scope; yields the id of the pool that a graph captured meanwhile takes."""
+        """Suspends the scope; yields the id of the pool that a graph captured meanwhile takes.
+
+        What warm-up steps have left in the step's pool can go back to the blocks: PyTorch keeps
+        every segment of a pool that is alive, and the graph would find no room beside them.
+        """
         self._end("step")
+        self._pools.pop("step", None)
         try:
             yield self._pool("graph").id if self._has_arena else None
         finally:
@@ -249,11 +254,11 @@ class MemoryPool:
     def _pool(self, role: str) -> Any:
         if role not in self._pools:
             assert self._library is not None
-            allocator = torch.cuda.memory.CUDAPluggableAllocator(
-                str(self._library.path), ALLOC_NAME, FREE_NAME
-            )
-            self._keep.append(allocator)
-            self._pools[role] = torch.cuda.MemPool(allocator.allocator())  # type: ignore[no-untyped-call]
+            if self._allocator is None:
+                self._allocator = torch.cuda.memory.CUDAPluggableAllocator(
+                    str(self._library.path), ALLOC_NAME, FREE_NAME
+                )
+            self._pools[role] = torch.cuda.MemPool(self._allocator.allocator())  # type: ignore[no-untyped-call]
         return self._pools[role]
 
     def _begin(self, role: str) -> None:

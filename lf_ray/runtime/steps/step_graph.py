@@ -15,6 +15,7 @@ from lf_ray.runtime.draws import Draws
 from lf_ray.runtime.memory.pool import capture_room
 from lf_ray.runtime.parts import Batch, Features
 from lf_ray.runtime.steps.diagnosis import HostWaits, diagnose
+from lf_ray.runtime.steps.graph_nodes import num_nodes
 from lf_ray.runtime.steps.laps import DeviceLaps, Laps, NoLaps, Reading
 from lf_ray.runtime.steps.static_inputs import StaticInputs
 from lf_ray.runtime.steps.train_step import Probe, StepInputs, TrainStep
@@ -101,7 +102,7 @@ class StepGraph:
         """Returns the phases inside the graph at its last replay; waits for it."""
         return self._reading.read()[1] if self._reading is not None else {}
 
-    def capture(self, dropout: torch.Generator, pool: Any, num_warmup: int) -> dict[str, float]:
+    def capture(self, dropout: torch.Generator, num_warmup: int) -> dict[str, float]:
         """Warms up and captures; what the steps have changed is the caller's to restore.
 
         Raises:
@@ -115,14 +116,14 @@ class StepGraph:
                 return {"capture_s": time.perf_counter() - began_s}
             for _ in range(num_warmup):
                 self._body(NoLaps())
-            pool_bytes = self._record(dropout, pool)
+            captured = self._record(dropout)
         except CaptureError:
             raise
         except torch.OutOfMemoryError as error:
             raise torch.OutOfMemoryError(str(diagnose(error))) from None
         except Exception as error:
             raise diagnose(error) from error
-        return {"capture_s": time.perf_counter() - began_s, "graph_pool_bytes": pool_bytes}
+        return {"capture_s": time.perf_counter() - began_s, **captured}
 
     def release(self) -> None:
         """Frees the graph; must happen before the process group goes."""
@@ -131,16 +132,18 @@ class StepGraph:
         self._graph = self._reading = None
         self._features = []
 
-    def _record(self, dropout: torch.Generator, pool: Any) -> float:
+    def _record(self, dropout: torch.Generator) -> dict[str, float]:
         before_bytes = torch.cuda.memory_reserved(self._device)
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
         graph.register_generator_state(dropout)
         laps = DeviceLaps(in_graph=True)
         with (
             capture_room(self._device) as room,
             torch.cuda.graph(
                 graph,
-                pool=room or pool,
+                # Its own, or the memory pool's in force. A handle of a released graph can't be
+                # used again: its pool may outlive it (expandable segments), and torch then aborts.
+                pool=room,
                 stream=torch.cuda.current_stream(self._device),
                 capture_error_mode="thread_local",
             ),
@@ -148,8 +151,12 @@ class StepGraph:
             laps.start()
             self._body(laps)
             self._reading = laps.stop()
+        graph.instantiate()
         self._graph = graph
-        return float(torch.cuda.memory_reserved(self._device) - before_bytes)
+        return {
+            "graph_pool_bytes": float(torch.cuda.memory_reserved(self._device) - before_bytes),
+            "graph_nodes": float(num_nodes(graph)),
+        }
 
     def _body(self, laps: Laps, probe: Probe | None = None) -> None:
         inputs = self._inputs()

@@ -65,7 +65,13 @@ class TrainStep:
         laps.lap("prefix")
         return features
 
-    def forward_backward(self, features: list[Features], inputs: StepInputs, laps: Laps) -> None:
+    def forward_backward(
+        self,
+        features: list[Features],
+        inputs: StepInputs,
+        laps: Laps,
+        after_micro_batch: Callable[[int], None] = lambda _: None,
+    ) -> None:
         """Computes the mean loss and collects gradients; the last micro-batch issues buckets."""
         self.loss.zero_()
         last = inputs.num_micro_batches - 1
@@ -75,6 +81,7 @@ class TrainStep:
             self.reducer.expect(first=index == 0, last=index == last)
             loss.backward()
             self.reducer.end_micro_batch()
+            after_micro_batch(index)
             self.loss.add_(loss.detach(), alpha=1 / inputs.num_micro_batches)
             laps.lap("backward")
 
