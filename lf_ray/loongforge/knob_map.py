@@ -42,6 +42,7 @@ class Translation:
         environment: variables that the flags have no word for.
         effective: what is in force, for the record.
         ready_steps: steps after which warm-up and capture are over.
+        advice: what to change where it does not start, "" where nothing is known.
     """
 
     flags: tuple[str, ...]
@@ -49,6 +50,7 @@ class Translation:
     effective: Mapping[str, KnobValue]
     samples_per_step: int
     ready_steps: int
+    advice: str = ""
 
 
 def translated(config: SweepConfig, base_global_batch: int, max_steps: int) -> Translation:
@@ -97,15 +99,19 @@ def translated(config: SweepConfig, base_global_batch: int, max_steps: int) -> T
         },
         samples_per_step=global_batch,
         ready_steps=config.graph.warmup_steps + 1 if graphed else 1,
+        advice=_IN_GRAPH if graphed and config.overlap.ratio == 1 else "",
     )
 
 
+# Not every torch and NCCL can capture an all-reduce.
+_IN_GRAPH = "if the all-reduce can't be captured, overlap.ratio=0 sends after the graph"
 _FIXED = (
     *("--model-name", "groot_n1_6", "--trainer-type", "GrootN1d6Trainer"),
     *("--distributed-strategy", "ddp", "--dtype", "bfloat16", "--no-ddp-find-unused-parameters"),
     *("--optimizer", "TorchFusedAdamW", "--no-check-for-nan-in-loss-and-grad"),
     *("--lr-decay-style", "cosine_with_min_lr", "--min-lr", "0.0"),
-    *("--dataset-format", "lerobot_datasets", "--dataloader-multiprocessing-context", "spawn"),
+    # Its workers are spawned unless told otherwise; told so without workers it does not start.
+    *("--dataset-format", "lerobot_datasets"),
     *("--log-interval", "1", "--detail-log-interval", "0", "--save-interval", "0"),
 )
 

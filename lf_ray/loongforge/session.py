@@ -176,6 +176,10 @@ class LoongForgeSession:
         skipped = max(running.translation.ready_steps, len(self._taken) // 4)
         return compared_with_wall(self._taken, self.world_size, skipped)
 
+    def measure_noise(self, num_steps: int) -> tuple[Sequence[float], Sequence[float], int, int]:
+        """Returns nothing: LoongForge logs the norm of the mean gradient alone."""
+        return (), (), 0, 0
+
     def memory(self) -> Mapping[str, float]:
         """Returns nothing: LoongForge logs no memory."""
         return {}
@@ -253,10 +257,12 @@ class LoongForgeSession:
         peer = self._failed_peer(running)
         if code is None:
             raise TrainerError(f"connection closed by peer: LoongForge rank {peer} has ended")
-        memory = "out of memory; " if ran_out_of_memory(running.child.log) else ""
+        memory = ran_out_of_memory(running.child.log)
+        begun = bool(running.metrics.steps[running.translation.ready_steps - 1 :])
+        why = "out of memory" if memory else "" if begun else running.translation.advice
         raise TrainerError(
-            f"LoongForge rank {self.rank} ended with code {code}; {memory}its log ends:"
-            f" {self._words(running)}"
+            f"LoongForge rank {self.rank} ended with code {code}; {f'{why}; ' if why else ''}"
+            f"its log ends: {self._words(running)}"
         )
 
     def _end_after_peer(self, running: _Running) -> int | None:

@@ -1,8 +1,10 @@
 """What the adapter counts on in LoongForge's own source, read where a checkout is given."""
 
 import ast
+import importlib.util
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,31 @@ def test_every_flag_is_one_of_its_arguments(checkout: Path) -> None:
     assert used <= set(fields)
     for word in ("per_microbatch", "local", "coalesced", "bf16"):
         assert any(repr(word) in text for text in fields.values()), word
+
+
+def test_its_own_parser_takes_every_command(checkout: Path) -> None:
+    file = checkout / "loongforge" / "embodied" / "train" / "training_args.py"
+    spec = importlib.util.spec_from_file_location("their_training_args", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["their_training_args"] = module  # its data classes look themselves up there
+    try:
+        spec.loader.exec_module(module)
+        for config in _points():
+            parsed, left = module.build_arg_parser().parse_known_args(
+                [*translated(config, 8, 40).flags, "--seed", "1", "--output-dir", "x"]
+            )
+            assert left == []
+            graphed = config.graph.scope is GraphScope.step
+            assert parsed.cuda_graph_impl == ("local" if graphed else "none")
+            counted_mb = 25 * (2 if config.overlap.comm_dtype is CommDtype.bf16 else 1)
+            during = config.overlap.ratio == 1
+            name = "ddp_bucket_cap_mb" if during else "cuda_graph_grad_sync_bucket_mb"
+            assert getattr(parsed, name) == counted_mb
+            assert parsed.per_device_batch_size == config.batch.per_gpu
+    finally:
+        del sys.modules["their_training_args"]
 
 
 def test_its_metrics_have_the_names_that_are_read(checkout: Path) -> None:

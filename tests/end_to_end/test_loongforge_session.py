@@ -184,6 +184,26 @@ def test_time_that_the_trainer_does_not_tell_of_is_said(
     assert "the wall clock" in record.outcome.reason
 
 
+def test_a_graph_that_can_not_be_captured_comes_with_what_to_do(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_NO_CAPTURE", "1")
+    outcome = pair.visit("t000", graph__scope="step", overlap__ratio=1.0).outcome
+    assert outcome.kind is OutcomeKind.FAILED
+    assert "legacy stream" in outcome.reason
+    assert "overlap.ratio=0 sends after the graph" in outcome.reason
+    pair.reset()
+    outcome = pair.visit("t001", graph__scope="step", overlap__ratio=0.0).outcome
+    assert outcome.kind is OutcomeKind.COMPLETED, outcome.reason
+
+
+def test_without_workers_it_starts_too(pair: Pair) -> None:
+    for session in pair.sessions:
+        session.config.data.workers = 0
+    outcome = pair.visit("t000").outcome
+    assert outcome.kind is OutcomeKind.COMPLETED, outcome.reason
+
+
 def test_a_point_that_it_lacks_is_infeasible(pair: Pair) -> None:
     outcome = pair.visit("t000", graph__scope="step+optimizer").outcome
     assert (outcome.kind, outcome.error_kind) == (OutcomeKind.INFEASIBLE, "settings")

@@ -3,7 +3,8 @@
 Written for this project from the trainer's documented behaviour. Ranks meet once a step over
 MASTER_ADDR:MASTER_PORT. STAND_IN_FAULT="kind@step:rank" fails on demand: oom, exception, hang,
 skip (an iteration thrown away), slow (time that step_time does not tell of, from that step on).
-STAND_IN_FAULT_BATCH limits it to one per-device batch size.
+STAND_IN_FAULT_BATCH limits it to one per-device batch size. An all-reduce inside the graph can't be
+captured where STAND_IN_NO_CAPTURE is set.
 """
 
 import argparse
@@ -58,6 +59,9 @@ _SWITCHES = (
     "check-for-nan-in-loss-and-grad",
     "cuda-graph-ddp-sync-in-graph",
 )
+
+
+_CAN_NOT_CAPTURE = "STAND_IN_NO_CAPTURE" in os.environ
 
 
 def _arguments() -> argparse.Namespace:
@@ -137,6 +141,8 @@ def _step_s(arguments: argparse.Namespace, step: int) -> float:
 def main() -> None:
     """Trains nothing, at the speed that the flags deserve."""
     arguments = _arguments()
+    if arguments.dataloader_multiprocessing_context and not arguments.num_workers:
+        raise ValueError("multiprocessing_context needs num_workers > 0")
     ranks = Ranks()
     sys.stdout.write(f"sees {os.environ.get('CUDA_VISIBLE_DEVICES', 'no list')}\n")
     sys.stdout.flush()
@@ -148,6 +154,9 @@ def main() -> None:
     skipped = 0
     for step in range(int(arguments.train_iters)):
         began_s = time.perf_counter()
+        in_graph = arguments.cuda_graph_impl == "local" and arguments.cuda_graph_ddp_sync_in_graph
+        if in_graph and step == arguments.cuda_graph_warmup_steps and _CAN_NOT_CAPTURE:
+            raise RuntimeError("CUDA error: operation would make the legacy stream depend on it")
         kind = _fault(arguments, ranks.rank, step)
         skipped += kind == "skip"
         time.sleep(_step_s(arguments, step))
