@@ -196,6 +196,9 @@ class TrialRequest(Wire):
             "s012" for a slice visit of a point that was no trial.
         knobs: every knob by its dotted name; nothing is left to defaults.
         replicate_of: id of the trial whose point is measured again, else None.
+        noise_steps: batches after the timed steps of which the gradient noise is taken; 0: none.
+        run_samples: the visit is a training run of this many samples, and its learning-rate
+            schedule is laid out for them; None takes the settings' own.
     """
 
     id: str
@@ -205,6 +208,8 @@ class TrialRequest(Wire):
     replicate_of: str | None = None
     budget: Budget = field(default_factory=Budget)
     deadlines: Deadlines = field(default_factory=Deadlines)
+    noise_steps: int = 0
+    run_samples: int | None = None
     version: int = PROTOCOL_VERSION
 
 

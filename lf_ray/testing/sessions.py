@@ -201,6 +201,14 @@ class FakeSession:
         """Returns one metric."""
         return {"overlap_hidden": 0.5}
 
+    def measure_noise(self, num_steps: int) -> tuple[Sequence[float], Sequence[float], int, int]:
+        """Returns what a noise scale of 16 samples gives, one rank's share a little apart."""
+        self.calls.append(f"noise {num_steps}")
+        small, big = self.samples_per_step // self.world_size, self.samples_per_step
+        ripple = [1 + 0.01 * math.sin(2.1 * step + self.rank) for step in range(num_steps)]
+        of_small = [(1 + 16 / small) * item for item in ripple]
+        return of_small, [(1 + 16 / big) * ripple[i] for i in range(num_steps)], small, big
+
     def memory(self) -> Mapping[str, float]:
         """Returns a level that grows with the rank."""
         return {"allocated": 100.0 + self.rank}

@@ -83,6 +83,7 @@ def run_visit(
         visit.check_numerics()
         rule = visit.measure()
         visit.read_memory()
+        visit.measure_noise()
         visit.reference()
         return visit.completed(rule)
     except _Ended as ended:
@@ -226,6 +227,18 @@ class _Visit:
     def read_memory(self) -> None:
         """Collects every rank's memory while the trial still stands."""
         self.ledger.add_memory(self.bench.control.gather(dict(self.session.memory())))
+
+    def measure_noise(self) -> None:
+        """Takes the gradient noise where the request asks for it; no timed step is left to run."""
+        num_steps = self.request.noise_steps
+        if not num_steps:
+            return
+        started_s = self.bench.clock.monotonic_s()
+        found = self._gate(
+            "noise", self._limit_s(num_steps), lambda: self.session.measure_noise(num_steps)
+        )
+        self.ledger.add_noise(self.bench.control.gather(found[0]), found)
+        self.ledger.charge("noise", self.bench.clock.monotonic_s() - started_s)
 
     def reference(self) -> None:
         """Measures, once for equal settings, what the step takes without communication."""

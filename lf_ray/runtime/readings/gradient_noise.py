@@ -69,7 +69,8 @@ def _taker(rig: Rig, small: list[Tensor]) -> Callable[[int], None]:
 
 @torch.no_grad()
 def _squared(values_N: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(values_N, dtype=torch.float32).square()
+    norm: Tensor = torch.linalg.vector_norm(values_N, dtype=torch.float32)
+    return norm.square()
 
 
 def _joined(one: StepInputs, other: StepInputs) -> StepInputs:

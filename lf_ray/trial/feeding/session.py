@@ -104,6 +104,10 @@ class FeedingSession:
         """Returns nothing: nothing is communicated."""
         return {}
 
+    def measure_noise(self, num_steps: int) -> tuple[Sequence[float], Sequence[float], int, int]:
+        """Returns nothing: there is no gradient."""
+        return (), (), 0, 0
+
     def memory(self) -> Mapping[str, float]:
         """Returns the resident bytes of this process."""
         return {"peak": float(process_rss_bytes())}

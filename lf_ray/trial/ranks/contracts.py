@@ -64,6 +64,14 @@ class WorkerSession(Protocol):
         """Measures what the step would take without communication, once for equal settings."""
         ...
 
+    def measure_noise(self, num_steps: int) -> tuple[Sequence[float], Sequence[float], int, int]:
+        """Takes squared gradient norms over further batches, without an update.
+
+        Returns this rank's of a small batch, those of a large one, and both batches in samples;
+        nothing where the trainer doesn't show its gradients. Never called while steps are timed.
+        """
+        ...
+
     def memory(self) -> Mapping[str, float]:
         """Returns bytes by name: allocated, reserved, peak ..."""
         ...

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lf_ray.measure import Reading, read_visit, tolerance
+from lf_ray.measure.gradient_noise import MIN_STEPS, gradient_noise, noise_metrics
 from lf_ray.protocol import (
     GateResult,
     GradientTensor,
@@ -54,6 +55,25 @@ class Ledger:
         for item in levels:
             for name, level in item.items():
                 self.memory_bytes[name] = max(self.memory_bytes.get(name, 0.0), level)
+
+    def add_noise(
+        self,
+        small_sq: Sequence[Sequence[float]],
+        found: tuple[Sequence[float], Sequence[float], int, int],
+    ) -> None:
+        """Keeps the gradient noise: squared norms of every rank's small batch, and the large one's.
+
+        What the batch is worth is told against the baseline's, whose samples a step the effective
+        settings name.
+        """
+        _, big_sq, small, big = found
+        if len(big_sq) < MIN_STEPS or small >= big:
+            return
+        mean_sq = [math.fsum(row) / len(row) for row in zip(*small_sq)]
+        noise = gradient_noise(mean_sq, big_sq, small, big)
+        batch = int(self.effective.get("global_batch", big))
+        base = int(self.effective.get("base_global_batch", batch))
+        self.metrics.update(noise_metrics(noise, batch, base))
 
     def charge(self, name: str, seconds: float) -> None:
         """Adds seconds to a class of costs."""
