@@ -2,6 +2,7 @@
 
 N elements of the flat buffers, P partial sums. Every sum has one fixed order, so two runs over
 the same bits give the same bits, on any device: the number of partial sums depends on N alone.
+Flat buffers are padded to a multiple of 32 elements, so that a mask breaks up no vector load.
 """
 
 # mypy: ignore-errors
@@ -24,13 +25,8 @@ def squared_sums(grad_ptr, partial_ptr, num_elements, BLOCK: tl.constexpr):
     """Writes the sum of squares of every P-th chunk, one program each."""
     lane_B = tl.arange(0, BLOCK)
     sum_B = tl.zeros([BLOCK], dtype=tl.float32)
-    num_chunks = tl.cdiv(num_elements, BLOCK)
-    num_whole = num_elements // BLOCK
-    for chunk in range(tl.program_id(0), num_whole, tl.num_programs(0)):
-        grad_B = tl.load(grad_ptr + tl.cast(chunk, tl.int64) * BLOCK + lane_B).to(tl.float32)
-        sum_B += grad_B * grad_B
-    if num_whole < num_chunks and num_whole % tl.num_programs(0) == tl.program_id(0):
-        offset_B = tl.cast(num_whole, tl.int64) * BLOCK + lane_B
+    for chunk in range(tl.program_id(0), tl.cdiv(num_elements, BLOCK), tl.num_programs(0)):
+        offset_B = tl.cast(chunk, tl.int64) * BLOCK + lane_B
         grad_B = tl.load(grad_ptr + offset_B, mask=offset_B < num_elements, other=0.0)
         grad_B = grad_B.to(tl.float32)
         sum_B += grad_B * grad_B
@@ -87,42 +83,6 @@ def finish_norm(  # noqa: PLR0913
 
 
 @triton.jit
-def _update_chunk(  # noqa: PLR0913
-    grad_ptr,
-    master_ptr,
-    m_ptr,
-    v_ptr,
-    weight_ptr,
-    offset_B,
-    inside_B,
-    scale,
-    step_size,
-    root_gain,
-    decay,
-    beta1,
-    beta2,
-    rest1,
-    rest2,
-    eps,
-    HAS_WEIGHT: tl.constexpr,
-):
-    grad_B = tl.load(grad_ptr + offset_B, mask=inside_B).to(tl.float32) * scale
-    m_B = tl.load(m_ptr + offset_B, mask=inside_B)
-    v_B = tl.load(v_ptr + offset_B, mask=inside_B)
-    master_B = tl.load(master_ptr + offset_B, mask=inside_B)
-    m_B = beta1 * m_B + rest1 * grad_B
-    v_B = beta2 * v_B + rest2 * grad_B * grad_B
-    denominator_B = tl.sqrt(v_B) * root_gain + eps
-    master_B = master_B * decay - step_size * (m_B / denominator_B)
-    tl.store(m_ptr + offset_B, m_B, mask=inside_B)
-    tl.store(v_ptr + offset_B, v_B, mask=inside_B)
-    tl.store(master_ptr + offset_B, master_B, mask=inside_B)
-    if HAS_WEIGHT:
-        weight_B = master_B.to(weight_ptr.dtype.element_ty)
-        tl.store(weight_ptr + offset_B, weight_B, mask=inside_B)
-
-
-@triton.jit
 def adamw(  # noqa: PLR0913
     grad_ptr,
     master_ptr,
@@ -148,45 +108,20 @@ def adamw(  # noqa: PLR0913
     root_gain = tl.load(scalar_ptr + ROOT_GAIN)
     decay = tl.load(scalar_ptr + DECAY)
     lane_B = tl.arange(0, BLOCK)
-    num_whole = num_elements // BLOCK
-    for chunk in range(tl.program_id(0), num_whole, tl.num_programs(0)):
-        _update_chunk(
-            grad_ptr,
-            master_ptr,
-            m_ptr,
-            v_ptr,
-            weight_ptr,
-            tl.cast(chunk, tl.int64) * BLOCK + lane_B,
-            None,
-            scale,
-            step_size,
-            root_gain,
-            decay,
-            beta1,
-            beta2,
-            rest1,
-            rest2,
-            eps,
-            HAS_WEIGHT,
-        )
-    if num_elements % BLOCK != 0 and tl.program_id(0) == tl.num_programs(0) - 1:
-        offset_B = tl.cast(num_whole, tl.int64) * BLOCK + lane_B
-        _update_chunk(
-            grad_ptr,
-            master_ptr,
-            m_ptr,
-            v_ptr,
-            weight_ptr,
-            offset_B,
-            offset_B < num_elements,
-            scale,
-            step_size,
-            root_gain,
-            decay,
-            beta1,
-            beta2,
-            rest1,
-            rest2,
-            eps,
-            HAS_WEIGHT,
-        )
+    for chunk in range(tl.program_id(0), tl.cdiv(num_elements, BLOCK), tl.num_programs(0)):
+        offset_B = tl.cast(chunk, tl.int64) * BLOCK + lane_B
+        inside_B = offset_B < num_elements
+        grad_B = tl.load(grad_ptr + offset_B, mask=inside_B).to(tl.float32) * scale
+        m_B = tl.load(m_ptr + offset_B, mask=inside_B)
+        v_B = tl.load(v_ptr + offset_B, mask=inside_B)
+        master_B = tl.load(master_ptr + offset_B, mask=inside_B)
+        m_B = beta1 * m_B + rest1 * grad_B
+        v_B = beta2 * v_B + rest2 * grad_B * grad_B
+        denominator_B = tl.sqrt(v_B) * root_gain + eps
+        master_B = master_B * decay - step_size * (m_B / denominator_B)
+        tl.store(m_ptr + offset_B, m_B, mask=inside_B)
+        tl.store(v_ptr + offset_B, v_B, mask=inside_B)
+        tl.store(master_ptr + offset_B, master_B, mask=inside_B)
+        if HAS_WEIGHT:
+            weight_B = master_B.to(weight_ptr.dtype.element_ty)
+            tl.store(weight_ptr + offset_B, weight_B, mask=inside_B)
