@@ -20,6 +20,7 @@ from ray.util import placement_group_table
 
 from lf_ray.errors import MachineError, four_parts
 from lf_ray.settings import SweepConfig
+from lf_ray.trial.faults.keeper import Keeper, start_keeper
 from lf_ray.trial.faults.leftovers import describe, end_marked, marked_processes
 
 NAMESPACE = "lf_ray"
@@ -59,12 +60,14 @@ class Cluster:
         mark: tells this sweep's processes from all others; every one of them inherits it.
         ours: it was started here and ends with the sweep.
         job: Ray's id of this driver, which ends the ids of all it makes.
+        keeper: ends the processes of a Ray of our own should this driver be killed.
         environment: what the variables were before.
     """
 
     mark: str
     ours: bool
     job: str
+    keeper: Keeper | None = None
     environment: dict[str, str | None] = field(default_factory=dict)
 
 
@@ -84,10 +87,14 @@ def start_cluster(config: SweepConfig, folder: Path | None = None) -> Cluster:
     before = set_environment(environment)
     quiet(folder)
     handlers = _signal_handlers()
+    keeper = None if address else start_keeper(SWEEP_MARK, mark, os.environ)
     try:
         _init(config, address, environment)
-    except (RuntimeError, ConnectionError, ValueError, OSError) as error:
+    # Ray says that its parts are late with a plain Exception.
+    except Exception as error:
         set_environment(before)
+        if keeper:
+            keeper.release(_STOP_S)
         raise MachineError(
             four_parts(
                 f"joining Ray at {address}" if address else "starting Ray",
@@ -101,6 +108,7 @@ def start_cluster(config: SweepConfig, folder: Path | None = None) -> Cluster:
         mark=mark,
         ours=address is None,
         job=ray.get_runtime_context().get_job_id(),
+        keeper=keeper,
         environment=before,
     )
 
@@ -242,6 +250,8 @@ def stop_cluster(cluster: Cluster) -> list[str]:
     left = leftovers(cluster, within_s=_STOP_S)
     if left:
         end_marked(SWEEP_MARK, cluster.mark, spared=() if cluster.ours else _CLUSTERS_OWN)
+    if cluster.keeper:
+        cluster.keeper.release(_STOP_S)
     return [*left, *(f"placement group {name}" for name in groups)]
 
 

@@ -32,12 +32,13 @@ def marked_processes(name: str, value: str) -> list[int]:
 
 
 def describe(pid: int) -> str:
-    """Returns pid and command of a process, for a message."""
+    """Returns pid and command of a process, for a message; of the program, its last name only."""
     try:
-        words = (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        line = (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
-        words = "gone"
-    return f"{pid} {' '.join(words.split())[:80]}"
+        line = "gone"
+    program, *arguments = line.split() or ["gone"]
+    return f"{pid} {' '.join([Path(program).name, *arguments])[:80]}"
 
 
 def end_marked(name: str, value: str, spared: Sequence[str] = ()) -> list[int]:
