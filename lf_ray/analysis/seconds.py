@@ -90,7 +90,16 @@ def spans_of(history: SweepHistory) -> list[Span]:
     return spans
 
 
-_PART_ORDER = ("restart", "reset", "prepare", "reference", "capture", "warmup", "measured")
+_PART_ORDER = (
+    "restart",
+    "reset",
+    "prepare",
+    "compile",
+    "reference",
+    "capture",
+    "warmup",
+    "measured",
+)
 
 
 def _parts(costs_s: dict[str, float], length_s: float) -> dict[str, float]:

@@ -262,6 +262,7 @@ class _Visit:
         """Returns what is kept of the visit, as far as it came."""
         self.ledger.clock_s["finished"] = self.bench.clock.wall_s()
         self.ledger.charge("reference", self.session.costs_s.get("reference", 0.0))
+        self._part_compiling()
         ran = bool(self.ledger.step_s)
         return self.ledger.record(
             outcome,
@@ -269,6 +270,14 @@ class _Visit:
             lr=self.session.lr if ran else (),
             gradients=self.session.gradients if ran and self.settings.first_of_group else (),
         )
+
+    def _part_compiling(self) -> None:
+        """Charges the compiler apart from what it ran inside of."""
+        inside_s = self.ledger.costs_s.get("prepare", 0.0)
+        compile_s = min(self.session.costs_s.get("compile", 0.0), inside_s)
+        if compile_s > 0:
+            self.ledger.charge("compile", compile_s)
+            self.ledger.charge("prepare", -compile_s)
 
 
 def _invalid(error_kind: str, reason: str, rank: int | None = None) -> TrialOutcome:

@@ -5,6 +5,7 @@ frozen prefix and the blocks that learn fused from outside a finished model. Any
 arithmetic runs as plain torch operations, or as the model's own. Nothing here waits for the device.
 """
 
+from lf_ray.runtime.kernels.compiling import compile_s
 from lf_ray.runtime.kernels.frozen_prefix import fuse_prefix
 from lf_ray.runtime.kernels.fused_head import fuse_head
 from lf_ray.runtime.kernels.update import AdamWRule, FusedAdamW, NonFinite, kernel_refusal
@@ -13,6 +14,7 @@ __all__ = [
     "AdamWRule",
     "FusedAdamW",
     "NonFinite",
+    "compile_s",
     "fuse_head",
     "fuse_prefix",
     "kernel_refusal",

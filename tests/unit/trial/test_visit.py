@@ -10,6 +10,7 @@ from lf_ray.clock import FakeClock
 from lf_ray.protocol import (
     Budget,
     Deadlines,
+    KnobValue,
     OutcomeKind,
     Purpose,
     StepSample,
@@ -90,6 +91,23 @@ def test_time_is_split_by_class_and_adds_up() -> None:
     assert costs_s["warmup"] + costs_s["measured"] == pytest.approx(sum(record.trace.wall_s))
     assert costs_s["warmup"] == pytest.approx(sum(record.trace.wall_s[: record.steady_from]))
     assert visit.clock.monotonic_s() == pytest.approx(sum(record.trace.wall_s))
+
+
+class Compiling(FakeSession):
+    """Spends five seconds in `prepare`, four of them on compiling."""
+
+    def prepare(self, request: TrialRequest) -> Mapping[str, KnobValue]:
+        self.body.sleep(5.0)
+        self.costs_s["compile"] = 4.0
+        return super().prepare(request)
+
+
+def test_compiling_is_charged_apart_from_what_it_ran_in() -> None:
+    visit = Visit()
+    visit.session = Compiling(rank=0, world_size=1, body=visit.session.body, base_s=0.1)
+    costs_s = visit.run().outcome.costs_s
+    assert costs_s["compile"] == 4.0
+    assert costs_s["prepare"] == pytest.approx(1.0)
 
 
 def test_phases_have_the_deadlines_of_the_request() -> None:
