@@ -1,13 +1,16 @@
-"""`python -m lf_ray.bench step`: the training step by batch and mode, without data and search.
+r"""`python -m lf_ray.bench step`: the training step by batch and mode, without data and search.
 
     python -m lf_ray.bench step                          nano on the CPU, as a smoke test
     python -m lf_ray.bench step --size 3b --px 224 --batches 16,64            on every GPU
     python -m lf_ray.bench step --size 3b --gpus 1 --modes compiled,pipelined --comm bf16
+    python -m lf_ray.bench step --against loongforge --size 3b --batches 16,64 --comm bf16 \
+        loongforge.path=DIR loongforge.python=ENV/bin/python model.tokenizer=EAGLE data.path=DIR
 
 Modes, each with what the ones before it have: ddp (plain DistributedDataParallel, eager), eager
 (our step, not captured), graph (one CUDA graph), fused (prefix and head on fewer kernels), compiled
 (the head's blocks by torch.compile), pipelined (prefix of the next batch beside the update).
 Batches are made in memory. Ends with one JSON line.
+--against loongforge visits our modes and LoongForge in turn, on one data set from disk.
 """
 
 import argparse
@@ -17,12 +20,24 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
+from lf_ray.bench.steps.against import (
+    LOONGFORGE,
+    against_words,
+    compared,
+    interleaved,
+    our_side,
+    their_side,
+)
 from lf_ray.bench.steps.plain_ddp import ddp_times_s
 from lf_ray.bench.steps.rows import RankRow, summary, table
+from lf_ray.errors import LfRayError
+from lf_ray.machine import detect
 from lf_ray.protocol import KnobValue, Purpose, TrialRequest
 from lf_ray.runtime.groot import sized
 from lf_ray.runtime.kernels import fuse_head, fuse_prefix
@@ -198,13 +213,55 @@ def run_bench(bench: StepBench) -> list[dict[str, Any]]:
     return rows
 
 
+def run_against(options: argparse.Namespace, modes: Sequence[str]) -> list[dict[str, Any]]:
+    """Visits our modes and LoongForge in turn; returns a row for each side, batch and dtype.
+
+    Raises:
+        ConfigError: a setting is wrong, or LoongForge can't be started.
+    """
+    machine, words = detect(), list(options.overrides)
+    if options.gpus:
+        words.append(f"cluster.workers={options.gpus}")
+    if options.px:
+        words.append(f"model.image_px={options.px}")
+    send = {"overlap.bucket_size_mb": options.bucket_mb, "overlap.ratio": options.ratio}
+    rows = []
+    with TemporaryDirectory(prefix="lf-ray-bench-") as folder:
+        theirs = their_side(words, machine, Path(folder))
+        ours = [
+            our_side(mode, {**send, **KNOBS[mode]}, [f"model={options.size}", *words], machine)
+            for mode in modes
+        ]
+        for batch_size in (int(size) for size in options.batches.split(",")):
+            for comm in options.comm.split(","):
+                visits = interleaved(
+                    [*ours, theirs], batch_size, comm, options.steps, options.rounds
+                )
+                rows += compared(visits, batch_size, comm)
+    return rows
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; 0, or 2 where a mode is none."""
+    """Runs the benchmark; 0, 1 where nothing could be compared, 2 where the words are wrong."""
     options = _parser().parse_args(argv)
-    modes = tuple(options.modes.split(","))
-    unknown = [mode for mode in modes if mode not in MODES]
+    known = tuple(KNOBS) if options.against else MODES
+    modes = tuple((options.modes or ",".join(known)).split(","))
+    unknown = [mode for mode in modes if mode not in known]
     if unknown:
-        sys.stderr.write(f"modes are {', '.join(MODES)}, but got {', '.join(unknown)}\n")
+        sys.stderr.write(f"modes are {', '.join(known)}, but got {', '.join(unknown)}\n")
+        return 2
+    if options.against:
+        try:
+            rows = run_against(options, modes)
+        except LfRayError as error:
+            sys.stderr.write(f"{error}\n")
+            return 2
+        sys.stdout.write("\n".join(against_words(rows)) + "\n")
+        said = {"bench": "step", "against": options.against, "rounds": options.rounds}
+        sys.stdout.write(json.dumps({**said, "rows": rows}) + "\n")
+        return 0 if any(row.get("ratio") for row in rows) else 1
+    if options.overrides:
+        sys.stderr.write("key=value words belong to --against; the rest is made in memory\n")
         return 2
     bench = StepBench(
         size=options.size,
@@ -236,7 +293,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--size", default="nano", help="nano or 3b")
     parser.add_argument("--px", type=int, help="side of a view as the tower sees it")
     parser.add_argument("--batches", default="4", help="samples a rank, comma separated")
-    parser.add_argument("--modes", default=",".join(MODES), help="comma separated")
+    parser.add_argument("--modes", help=f"of {', '.join(MODES)}, comma separated; default: all")
     parser.add_argument("--steps", type=int, default=40, help="timed steps a row")
     parser.add_argument("--gpus", type=int, help="ranks; default: every GPU, or one CPU rank")
     parser.add_argument(
@@ -244,4 +301,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--bucket-mb", type=float, default=256.0, help="MiB as sent")
     parser.add_argument("--ratio", type=float, default=1.0, help="share sent during backward")
+    parser.add_argument("--against", choices=[LOONGFORGE], help="compare in one run")
+    parser.add_argument("--rounds", type=int, default=4, help="visits of each side, interleaved")
+    parser.add_argument("overrides", nargs="*", help="key=value settings for --against")
     return parser
