@@ -88,6 +88,12 @@ def check(config: SweepConfig) -> None:
         ),
         ("data.workers", config.data.workers, 0 <= config.data.workers <= 256, "from 0 to 256"),
         ("data.prefetch", config.data.prefetch, 1 <= config.data.prefetch <= 256, "from 1 to 256"),
+        (
+            "data.decode_threads",
+            config.data.decode_threads,
+            1 <= config.data.decode_threads <= 64,
+            "from 1 to 64",
+        ),
         ("data.step_s", config.data.step_s, 0 < config.data.step_s <= 600, "above 0, in seconds"),
         ("train.lr", config.train.lr, 0 < config.train.lr < 1, "between 0 and 1"),
         (

@@ -215,7 +215,12 @@ class TrialRequest(Wire):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSample(Wire):
-    """One timed step on one rank. `device_s` equals `wall_s` on CPU."""
+    """One timed step on one rank. `device_s` equals `wall_s` on CPU.
+
+    Attributes:
+        num_skipped: samples that others stood in for, because a frame could not be had.
+        bad_frames: those frames, as words that name file and frame.
+    """
 
     step: int
     rank: int
@@ -225,6 +230,8 @@ class StepSample(Wire):
     grad_norm: float
     wait_s: float
     phases_s: Mapping[str, float]
+    num_skipped: int = 0
+    bad_frames: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -311,6 +318,8 @@ class TrialRecord(Wire):
         clock_s: seconds since the epoch by name: requested, first_step, last_step, finished.
         gradients: what is sent, in ready order; set on the group's first record only, so that
             search can tell which bucket plans are the same.
+        bad_frames: frames that could not be had, in words, the first ones of many; the metrics
+            samples_skipped and frames_bad count samples and frames.
     """
 
     request: TrialRequest
@@ -326,6 +335,7 @@ class TrialRecord(Wire):
     metrics: Mapping[str, float] = field(default_factory=dict)
     clock_s: Mapping[str, float] = field(default_factory=dict)
     gradients: tuple[GradientTensor, ...] = ()
+    bad_frames: tuple[str, ...] = ()
     version: int = PROTOCOL_VERSION
 
     @property
@@ -337,7 +347,13 @@ class TrialRecord(Wire):
 _RESTART_KNOBS = ("memory.backend", "memory.block_sizes", "nccl.algo", "nccl.max_ctas")
 _RECAPTURE_KNOBS = ("pipeline.prefix", "graph.scope", "batch.per_gpu", "batch.accumulation")
 _HOT_UNLESS_CAPTURED = ("overlap.bucket_size_mb", "overlap.ratio", "overlap.comm_dtype")
-_HOT_KNOBS = ("batch.lr_rule", "data.workers", "data.prefetch")
+_HOT_KNOBS = (
+    "batch.lr_rule",
+    "data.workers",
+    "data.prefetch",
+    "data.cache",
+    "data.decode_threads",
+)
 KNOB_NAMES = _HOT_UNLESS_CAPTURED + _RECAPTURE_KNOBS + _RESTART_KNOBS + _HOT_KNOBS
 
 

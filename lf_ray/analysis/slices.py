@@ -25,8 +25,10 @@ _LEAST = {
     "batch.accumulation": 1,
     "data.workers": 0,
     "data.prefetch": 1,
+    "data.cache": 0,
+    "data.decode_threads": 1,
 }
-_MOST = {"overlap.ratio": 1.0}
+_MOST = {"overlap.ratio": 1.0, "data.cache": 1}
 _UNITS = {_BUCKET: "MiB"}
 
 
@@ -139,6 +141,8 @@ def cheapest_first(knob: str, values: Sequence[KnobValue]) -> list[KnobValue]:
 
 def in_words(knob: str, value: KnobValue) -> str:
     """Returns a knob's value as people write it, with its unit."""
+    if isinstance(value, bool):
+        return str(value).lower()
     text = f"{value:g}" if isinstance(value, int | float) else str(value)
     unit = _UNITS.get(knob)
     return f"{text} {unit}" if unit else text

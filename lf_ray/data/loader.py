@@ -18,6 +18,7 @@ from torch import Tensor
 from lf_ray.data.batches.lookahead import Lookahead
 from lf_ray.data.batches.opening import open_training_set
 from lf_ray.data.batches.sizes import groot_config
+from lf_ray.data.batches.skipped import NONE_SKIPPED, Skipped
 from lf_ray.data.batches.synthetic import SyntheticSet
 from lf_ray.data.batches.training_set import BatchSource
 from lf_ray.data.frames.decoder import BadFrame
@@ -25,6 +26,7 @@ from lf_ray.data.frames.fill import ArenaFiller
 from lf_ray.data.frames.pool import DecoderPool
 from lf_ray.data.stream import Picks, SampleStream, rank_positions
 from lf_ray.errors import DataError, four_parts
+from lf_ray.protocol import KnobValue
 from lf_ray.settings import SweepConfig
 
 Batch = dict[str, Tensor]
@@ -64,8 +66,7 @@ class BatchLoader:
         source: opened data, to share between loaders; None opens it.
 
     Attributes:
-        bad_frames: frames that could not be had, each once.
-        num_skipped: samples that were replaced because of them.
+        bad_frames: frames that could not be had so far, each once.
     """
 
     def __init__(
@@ -81,7 +82,6 @@ class BatchLoader:
         self._owns_source = source is None
         self.source = source or open_batch_source(config)
         self.bad_frames: list[BadFrame] = []
-        self.num_skipped = 0
         self._skips = config.data.skip_corrupt
         source = self.source
         self._stream = SampleStream(source.sizes, source.weights, seed, source.blocks, world_size)
@@ -93,19 +93,19 @@ class BatchLoader:
         self._num_workers = config.data.workers
         self._pool = DecoderPool(self._num_workers, self._decode_threads)
         self._lookahead = Lookahead(self.source, self._picks_at, lambda size: size * world_size)
+        # Held while a batch is made: who decodes, and whether it is kept, changes in between only.
+        self._making = threading.Lock()
         self._changed = threading.Condition()
-        self._ready: deque[tuple[Batch, int]] = deque()
+        self._ready: deque[tuple[Batch, int, Skipped]] = deque()
+        self._skipped = NONE_SKIPPED
         self._made_position = 0
         self._taken_position = 0
         self._generation = 0
         self._error: Exception | None = None
         self._is_closed = False
-        self._filler = ArenaFiller(
-            self.source.unfilled(),
-            rank,
-            world_size,
-            DecoderPool(self._num_workers, self._decode_threads),
-        )
+        self._caches = config.data.cache
+        self.source.use_cache(self._caches)
+        self._filler = self._new_filler()
         self._thread = threading.Thread(target=self._produce, name="lf-ray-data", daemon=True)
         self._thread.start()
 
@@ -137,6 +137,21 @@ class BatchLoader:
         """Waits until the frame cache is filled and returns whether it was, in time."""
         return self._filler.wait(deadline_s)
 
+    def in_force(self) -> dict[str, KnobValue]:
+        """Returns what feeds the step now, by name; `CacheState` says what data_cache may be."""
+        return {
+            "data_workers": self._num_workers,
+            "data_prefetch": self._prefetch,
+            "data_decode_threads": self._decode_threads,
+            "data_cache": str(self.source.cache_state()),
+        }
+
+    def take_skipped(self) -> Skipped:
+        """Returns what the batches that were taken since the last call lack."""
+        with self._changed:
+            taken, self._skipped = self._skipped, NONE_SKIPPED
+        return taken
+
     def next(self, deadline_s: float = FIRST_BATCH_S) -> tuple[Batch, float]:
         """Returns the next batch, and the seconds that were waited for it.
 
@@ -154,7 +169,8 @@ class BatchLoader:
                 if self._is_closed or left_s <= 0:
                     raise self._late(deadline_s)
                 self._changed.wait(left_s)
-            batch, self._taken_position = self._ready.popleft()
+            batch, self._taken_position, skipped = self._ready.popleft()
+            self._skipped += skipped
             self._changed.notify_all()
         return batch, time.monotonic() - started_s
 
@@ -168,17 +184,52 @@ class BatchLoader:
         workers: int | None = None,
         prefetch: int | None = None,
         batch_size: int | None = None,
+        cache: bool | None = None,
+        decode_threads: int | None = None,
     ) -> None:
-        """Changes knobs while open; the order of samples stays."""
+        """Changes knobs while open; the order of samples stays.
+
+        A cache that is turned on is filled beside what runs: see `fill`.
+        """
+        self._use_decoders(
+            self._num_workers if workers is None else workers,
+            self._decode_threads if decode_threads is None else decode_threads,
+            self._caches if cache is None else cache,
+        )
         with self._changed:
-            if workers is not None:
-                self._num_workers = workers
             if prefetch is not None:
                 self._prefetch = max(prefetch, 1)
             if batch_size is not None and batch_size != self._batch_size:
                 self._batch_size = batch_size
                 self._restart(self._taken_position)
             self._changed.notify_all()
+
+    def _use_decoders(self, num_workers: int, threads: int, caches: bool) -> None:
+        """Changes who decodes and whether it is kept, between two batches."""
+        if (num_workers, threads, caches) == (
+            self._num_workers,
+            self._decode_threads,
+            self._caches,
+        ):
+            return
+        with self._making:
+            self._lookahead.forget()
+            self._pool.close()
+            self._num_workers, self._decode_threads = num_workers, threads
+            self._pool = DecoderPool(num_workers, threads)
+            if caches != self._caches:
+                self._filler.close()
+                self._caches = caches
+                self.source.use_cache(caches)
+                self._filler = self._new_filler()
+
+    def _new_filler(self) -> ArenaFiller:
+        return ArenaFiller(
+            self.source.unfilled(),
+            self._rank,
+            self._world_size,
+            DecoderPool(self._num_workers, self._decode_threads),
+        )
 
     def _restart(self, position: int) -> None:
         self._ready.clear()
@@ -210,8 +261,11 @@ class BatchLoader:
                     return
                 generation, position = self._generation, self._made_position
                 batch_size = self._batch_size
+            skipped = NONE_SKIPPED
             try:
-                batch, error = self._make(position, batch_size), None
+                with self._making:
+                    batch, skipped = self._make(position, batch_size)
+                error = None
             except Exception as raised:
                 batch, error = {}, raised
             with self._changed:
@@ -219,14 +273,11 @@ class BatchLoader:
                     self._made_position = position + batch_size * self._world_size
                     self._error = error
                     if error is None:
-                        self._ready.append((batch, self._made_position))
+                        self._ready.append((batch, self._made_position, skipped))
                     self._changed.notify_all()
 
-    def _make(self, position: int, batch_size: int) -> Batch:
-        if self._pool.num_workers != self._num_workers:
-            self._lookahead.forget()
-            self._pool.close()
-            self._pool = DecoderPool(self._num_workers, self._decode_threads)
+    def _make(self, position: int, batch_size: int) -> tuple[Batch, Skipped]:
+        skipped = NONE_SKIPPED
         picks, pictures = self._lookahead.batch(position, batch_size, self._pool)
         images = torch.empty(
             self.source.image_shape(batch_size), dtype=torch.uint8, pin_memory=self._is_pinned
@@ -236,13 +287,14 @@ class BatchLoader:
             if not bad:
                 break
             picks = self._substituted(picks, bad)
+            skipped += Skipped(len(bad), frozenset(map(str, bad.values())))
             pictures = self._lookahead.again(picks, self._pool)
         else:
             raise _unreadable(next(iter(bad.values())))
         batch = {name: torch.from_numpy(np.ascontiguousarray(fields[name])) for name in fields}
         if self._is_pinned:
             batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
-        return {"images_BKHWC": images, **batch}
+        return {"images_BKHWC": images, **batch}, skipped
 
     def _picks_at(self, position: int, batch_size: int) -> Picks:
         positions = rank_positions(position, batch_size, self._rank, self._world_size)
@@ -254,9 +306,8 @@ class BatchLoader:
         for place, frame in bad.items():
             if not self._skips:
                 raise _unreadable(frame)
-            self.num_skipped += 1
             if frame not in self.bad_frames:
-                _log.warning("skipped frame %d of %s: %s", frame.frame, frame.path, frame.reason)
+                _log.warning("skipped %s", frame)
                 self.bad_frames.append(frame)
             size = self.source.sizes[int(picks.part[place])]
             samples[place] = (samples[place] + max(round(size * _GOLDEN_SHARE), 1)) % size
@@ -293,7 +344,7 @@ def _unreadable(frame: BadFrame) -> DataError:
         four_parts(
             "decoding frames for a batch",
             "every frame of a used camera must be decodable",
-            f"frame {frame.frame} of {frame.path}: {frame.reason}",
+            str(frame),
             "Restore the file, or set data.skip_corrupt=true to leave such frames out.",
         )
     )

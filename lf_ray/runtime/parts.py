@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from lf_ray.data.batches.skipped import Skipped
+from lf_ray.protocol import KnobValue
 from lf_ray.runtime.draws import Draws, step_draws
 from lf_ray.runtime.overlap import Collective, collective_for
 from lf_ray.settings import SweepConfig
@@ -60,12 +62,30 @@ class Loader(Protocol):
         """Makes the next batch start at this sample, counted over all ranks."""
         ...
 
-    def set(self, workers: int | None = None, prefetch: int | None = None) -> None:
-        """Changes how many processes decode, and how many batches are kept ready."""
+    def set(
+        self,
+        workers: int | None = None,
+        prefetch: int | None = None,
+        *,
+        cache: bool | None = None,
+        decode_threads: int | None = None,
+    ) -> None:
+        """Changes who decodes, what is kept, and how many batches are ready; never their order."""
         ...
 
-    def fill(self) -> bool:
-        """Waits until frames are cached, so that no timed step competes with it."""
+    def fill(self, deadline_s: float) -> bool:
+        """Waits until frames are cached; returns whether they are, in time.
+
+        While they are not, a timed step competes with what fills the cache.
+        """
+        ...
+
+    def in_force(self) -> Mapping[str, KnobValue]:
+        """Returns what feeds the step now, by name."""
+        ...
+
+    def take_skipped(self) -> Skipped:
+        """Returns what the batches that were taken since the last call lack."""
         ...
 
     def close(self) -> None:

@@ -236,6 +236,7 @@ class RunningTrial:
         wall_s = lane.between_s(launched.begin, launched.end) - launched.inside_s
         loss, grad_norm = lane.read(launched.place)
         device_s, phases_s = launched.reading.read()
+        skipped = self._equipment.feed.skipped(launched.step)
         return StepSample(
             step=launched.step,
             rank=self._equipment.rank,
@@ -245,4 +246,6 @@ class RunningTrial:
             grad_norm=grad_norm,
             wait_s=launched.wait_s,
             phases_s=phases_s,
+            num_skipped=skipped.num_samples,
+            bad_frames=tuple(sorted(skipped.frames)),
         )

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from lf_ray.protocol import GateResult, GradientTensor, KnobValue, StepSample, TrialRequest
+from lf_ray.runtime.kernels import compile_s
 from lf_ray.runtime.numerics.watch import NumericsWatch
-from lf_ray.runtime.parts import Parts
+from lf_ray.runtime.parts import Loader, Parts
 from lf_ray.runtime.readings.communication_cost import CommunicationCost
 from lf_ray.runtime.readings.device_memory import DeviceMemory
 from lf_ray.runtime.readings.gradient_noise import small_and_big
@@ -28,11 +29,11 @@ from lf_ray.runtime.readings.memory_levels import (
 from lf_ray.runtime.readings.settings_in_force import settings_in_force
 from lf_ray.runtime.rig import Rig
 from lf_ray.runtime.running_trial import Equipment, RunningTrial
-from lf_ray.runtime.steps.feed import Feed, FeedKey
+from lf_ray.runtime.steps.feed import Feed, FeedKey, cache_lag
 from lf_ray.runtime.steps.lane import lane_on
 from lf_ray.runtime.steps.laps import NoLaps
 from lf_ray.runtime.trial_plan import TrialPlan, feed_key, trial_plan
-from lf_ray.settings import GraphScope, SweepConfig
+from lf_ray.settings import GraphScope, SweepConfig, with_knobs
 
 
 class Session:
@@ -117,6 +118,7 @@ class Session:
         self._drop_trial()
         with self._lane.active():
             feed = self._feed_for(feed_key(self._config, request), request)
+            lag = self._cache_lag(feed.loader, request.deadlines.first_batch_s)
             tools = self._equipment_on(feed)
             rig = tools.rig
             plan = trial_plan(
@@ -129,6 +131,9 @@ class Session:
         effective["kernels"] = self._parts.kernels
         effective["ladder"] = self._memory.ladder
         effective.update(settings_in_force(plan.config, self._device, self._memory.pool))
+        effective.update(feed.loader.in_force())
+        if lag:
+            effective["settings_mismatch"] = lag
         return effective
 
     def rehearse(self) -> None:
@@ -260,7 +265,6 @@ class Session:
         self._memory.close()
 
     def _feed_for(self, key: FeedKey, request: TrialRequest) -> Feed:
-        workers, prefetch = request.knobs["data.workers"], request.knobs["data.prefetch"]
         if self._feed is not None and self._feed.key != key:
             self._feed.close()
             self._feed = None
@@ -277,9 +281,15 @@ class Session:
                 device=self._device,
                 num_held=self._config.measure.gate_steps,
             )
-        self._feed.loader.set(workers=int(workers), prefetch=int(prefetch))
-        self._feed.loader.fill()
+        asked = with_knobs(self._config, dict(request.knobs)).data
+        self._feed.loader.set(
+            asked.workers, asked.prefetch, cache=asked.cache, decode_threads=asked.decode_threads
+        )
         return self._feed
+
+    def _cache_lag(self, loader: Loader, limit_s: float) -> str:
+        """Waits for the frame cache; returns in words that a timed step would compete with it."""
+        return cache_lag(loader, limit_s)
 
     def _equipment_on(self, feed: Feed) -> Equipment:
         if self._rig is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lf_ray.analysis.answer import Answer
+from lf_ray.analysis.report.feeding import feeding_settings, is_feeding
 from lf_ray.analysis.report.folder import write_result
 from lf_ray.analysis.report.words import sentences
 from lf_ray.clock import Clock, FakeClock, SystemClock
@@ -303,9 +304,15 @@ def _print_end(
     report = opened.folder / "report.html"
     lines.append(f"Report:  {report}")
     lines.append(f"Compare: mlflow ui --backend-store-uri {opened.config.tracking.uri}")
-    lines.append(f"Next:    python -m lf_ray.train --config {opened.folder / 'best.yaml'}")
+    lines.append(f"Next:    {_next_command(opened, answer)}")
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
+
+
+def _next_command(opened: Opened, answer: Answer) -> str:
+    if is_feeding(answer):
+        return f"python sweeps/overlap.py {feeding_settings(answer)} (lf_ray.train takes them too)"
+    return f"python -m lf_ray.train --config {opened.folder / 'best.yaml'}"
 
 
 def _print_help(name: str, about: str) -> None:

@@ -32,6 +32,7 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "batch.accumulation": (1, float("inf")),
     "data.workers": (0, float("inf")),
     "data.prefetch": (1, float("inf")),
+    "data.decode_threads": (1, float("inf")),
     "nccl.max_ctas": (0, float("inf")),
 }
 _BLOCK_SIZES = re.compile(r"[a-z]+|\d+(\.\d+)?(-\d+(\.\d+)?)*")
@@ -219,6 +220,10 @@ def _checked_value(name: str, value: Any) -> KnobValue:
             raise _refusal(
                 f"{name} is a string such as 'none' or '1-2-4-8'", repr(value), "Write it so."
             )
+        return value
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise _refusal(f"{name} is True or False", repr(value), "Write one of the two.")
         return value
     return _checked_number(name, default, value)
 

@@ -42,6 +42,8 @@ BASELINE_KNOBS: Mapping[str, KnobValue] = {
     "nccl.max_ctas": 0,
     "data.workers": 0,
     "data.prefetch": 2,
+    "data.cache": True,
+    "data.decode_threads": 1,
 }
 _COST_S = {"hot": 0.0, "recapture": 2.0, "restart": 12.0}
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from lf_ray.data.batches.skipped import NONE_SKIPPED, Skipped
+from lf_ray.protocol import KnobValue
 from lf_ray.runtime.groot import build_groot, fuse, sized
 from lf_ray.runtime.parts import Batch, Loader, Parts
 from lf_ray.settings import SweepConfig
@@ -41,12 +43,27 @@ class SyntheticLoader:
         """Goes to the batch that starts at this sample, counted over all ranks."""
         self._next = sample_index // (self._samples_per_batch * self.num_ranks)
 
-    def set(self, workers: int | None = None, prefetch: int | None = None) -> None:
+    def set(
+        self,
+        workers: int | None = None,
+        prefetch: int | None = None,
+        *,
+        cache: bool | None = None,
+        decode_threads: int | None = None,
+    ) -> None:
         """Has nothing to set."""
 
-    def fill(self) -> bool:
+    def fill(self, deadline_s: float) -> bool:
         """Returns at once."""
         return True
+
+    def in_force(self) -> dict[str, KnobValue]:
+        """Returns that there is no frame to decode."""
+        return {"data_cache": "no_frames"}
+
+    def take_skipped(self) -> Skipped:
+        """Returns that every sample could be had."""
+        return NONE_SKIPPED
 
     def close(self) -> None:
         """Has nothing to end."""

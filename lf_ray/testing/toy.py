@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lf_ray.data.batches.skipped import NONE_SKIPPED, Skipped
 from lf_ray.protocol import KnobValue, Purpose, TrialRequest
 from lf_ray.runtime.draws import Draws
 from lf_ray.runtime.parts import Batch, Loader, Parts
@@ -82,7 +83,8 @@ class ToyLoader:
 
     def __init__(self, rank: int, num_ranks: int, seed: int, batch_size: int, width: int) -> None:
         self.data_id = "toy"
-        self.settings: dict[str, int | None] = {}
+        self.settings: dict[str, KnobValue | None] = {}
+        self.fills = True
         self.is_closed = False
         self._rank, self._num_ranks = rank, num_ranks
         self._seed, self._batch_size, self._width = seed, batch_size, width
@@ -100,13 +102,33 @@ class ToyLoader:
         """Goes to a sample, counted over all ranks."""
         self._position = sample_index
 
-    def set(self, workers: int | None = None, prefetch: int | None = None) -> None:
+    def set(
+        self,
+        workers: int | None = None,
+        prefetch: int | None = None,
+        *,
+        cache: bool | None = None,
+        decode_threads: int | None = None,
+    ) -> None:
         """Notes the settings."""
-        self.settings = {"workers": workers, "prefetch": prefetch}
+        self.settings = {
+            "workers": workers,
+            "prefetch": prefetch,
+            "cache": cache,
+            "decode_threads": decode_threads,
+        }
 
-    def fill(self) -> bool:
-        """Returns at once."""
-        return True
+    def fill(self, deadline_s: float) -> bool:
+        """Returns at once what `fills` says."""
+        return self.fills
+
+    def in_force(self) -> dict[str, KnobValue]:
+        """Returns that there is no frame to decode."""
+        return {"data_cache": "no_frames"}
+
+    def take_skipped(self) -> Skipped:
+        """Returns that every sample could be had."""
+        return NONE_SKIPPED
 
     def close(self) -> None:
         """Notes the end."""

@@ -47,10 +47,16 @@ def config_text(nested: Mapping[str, Any]) -> str:
     found = nested["found"]
     said = (
         f"# The {found['kind']} configuration of sweep {found['sweep']} {found['id']}.\n"
-        f"# Train with it: python -m lf_ray.train --config {found['kind']}.yaml\n"
+        f"# {_use(found)}\n"
     )
     text: str = yaml.safe_dump(dict(nested), sort_keys=False, allow_unicode=True)
     return said + text
+
+
+def _use(found: Mapping[str, Any]) -> str:
+    if found["sweep"] == "data":
+        return "Nothing was trained here: give its data.* values to a sweep or to lf_ray.train."
+    return f"Train with it: python -m lf_ray.train --config {found['kind']}.yaml"
 
 
 def _found(answer: Answer, kind: str, point: Point | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from lf_ray.analysis.frontier import frontier
 from lf_ray.analysis.gain import GIB
 from lf_ray.analysis.knee import KneeStatus
 from lf_ray.analysis.points import Point
+from lf_ray.analysis.report.feeding import feeding_settings, is_feeding
 from lf_ray.analysis.slices import in_words
 from lf_ray.settings import SweepConfig, plain
 
@@ -134,10 +135,18 @@ def commands(answer: Answer) -> tuple[tuple[str, str], ...]:
     """Returns how to use and how to reproduce the answer: what for, and the command."""
     header = answer.history.header
     words = [f"python sweeps/{header.name}.py", *changed_settings(header.config)]
+    place = header.config.get("output", {}).get("dir", "outputs")
+    folder = f"{place}/{header.name}/{header.id}"
+    train = f"python -m lf_ray.train --config {folder}/best.yaml"
+    rebuild = f"python -m lf_ray.record rebuild {folder}/journal.jsonl"
+    use = ("Train with the best configuration", train)
+    if is_feeding(answer):
+        fed = feeding_settings(answer)
+        use = ("Feed a sweep or a training so", f"python sweeps/overlap.py {fed}")
     return (
-        ("Train with the best configuration", "python -m lf_ray.train --config best.yaml"),
+        use,
         ("Run this sweep again", " ".join(words)),
-        ("Put it into MLflow again", "python -m lf_ray.record rebuild journal.jsonl"),
+        ("Put it into MLflow again", rebuild),
     )
 
 

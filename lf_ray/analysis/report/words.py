@@ -5,7 +5,7 @@ from lf_ray.analysis.answer import Answer, Verdict, device, num_ranks
 from lf_ray.analysis.gain import economics
 from lf_ray.analysis.knee import Knee, KneeStatus
 from lf_ray.analysis.report.core import core_words
-from lf_ray.analysis.report.feeding import feeding_words
+from lf_ray.analysis.report.feeding import feeding_words, skipped_words
 from lf_ray.analysis.slices import in_words
 from lf_ray.protocol import Interval, Knobs, OutcomeKind
 
@@ -41,6 +41,7 @@ def sentences(answer: Answer) -> list[str]:
         )
     said += core_words(answer)
     said += feeding_words(answer)
+    said += skipped_words(answer.history.records)
     said += _winner_words(answer)
     if answer.verdict is Verdict.KEEP_BASELINE and answer.fastest is not answer.baseline:
         assert answer.fastest is not None

@@ -1,6 +1,7 @@
 """Opens data sets for a model: from settings to a training set. No torch."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,6 @@ from lf_ray.data.batches.sizes import groot_config
 from lf_ray.data.batches.training_set import Opened, Part, TrainingSet
 from lf_ray.data.checks.layout import check_modality, check_sizes
 from lf_ray.data.checks.problem import Findings, raise_problems, unwritable
-from lf_ray.data.frames.arena import FrameArena
 from lf_ray.data.frames.source import Camera, FrameSource, frame_size, native_size, open_arenas
 from lf_ray.data.lerobot.dataset import LeRobotDataset
 from lf_ray.data.lerobot.embodiments import Embodiment, choose_embodiment, choose_modality
@@ -55,25 +55,17 @@ def open_training_set(data: DataSettings, model: ModelSettings) -> TrainingSet:
         for dataset, _ in opened
         for view in dataset.modality.views
     ]
-    sources = _sources(cameras, data)
+    sources = [FrameSource(number, camera) for number, camera in enumerate(cameras)]
+    folder = Path(data.cache_dir).expanduser() / "frames"
+    open_cache = partial(open_arenas, cameras, folder, int(data.cache_gib * 2**30))
     parts = []
     for number, (dataset, embodiment) in enumerate(opened):
         own = sources[number * len(native[0]) : (number + 1) * len(native[0])]
         parts.append(Part(dataset, embodiment, own, _prompt_numbers(dataset, texts)))
     weights = None if data.weights is None else tuple(data.weights)
     order = _order(data, sum(camera.num_bytes for camera in cameras))
-    return TrainingSet(parts, texts, size, Opened(config, model.tokenizer, weights, order))
-
-
-def _sources(cameras: list[Camera], data: DataSettings) -> list[FrameSource]:
-    arenas: list[FrameArena | None] = [None] * len(cameras)
-    if data.cache:
-        folder = Path(data.cache_dir).expanduser() / "frames"
-        arenas = open_arenas(cameras, folder, int(data.cache_gib * 2**30))
-    return [
-        FrameSource(number, camera, arena)
-        for number, (camera, arena) in enumerate(zip(cameras, arenas))
-    ]
+    opened_for = Opened(config, model.tokenizer, weights, open_cache, order)
+    return TrainingSet(parts, texts, size, opened_for)
 
 
 def _order(data: DataSettings, num_bytes: int) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lf_ray.data.batches.prompts import prompt_table
-from lf_ray.data.batches.training_set import Arrays, Pictures, augment_draws
+from lf_ray.data.batches.training_set import Arrays, CacheState, Pictures, augment_draws
 from lf_ray.data.frames.decoder import BadFrame
 from lf_ray.data.frames.fill import FillUnit
 from lf_ray.data.frames.request import DecodeReply, DecodeRequest
@@ -57,6 +57,13 @@ class SyntheticSet:
     def requests(self, picks: Sequence[Picks]) -> list[DecodeRequest]:
         """Returns nothing: there is no frame to decode."""
         return []
+
+    def use_cache(self, wanted: bool) -> None:
+        """Does nothing: there is no frame to keep."""
+
+    def cache_state(self) -> CacheState:
+        """Returns that there is nothing to decode or to keep."""
+        return CacheState.NO_FRAMES
 
     def close(self) -> None:
         """Does nothing: no file is open."""

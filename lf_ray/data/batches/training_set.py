@@ -3,8 +3,9 @@
 Letters: B samples, K views, H W C a frame, T action horizon, A action width, W state width.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from lf_ray.data.batches.prompts import prompt_table
 from lf_ray.data.files import joined_hash
+from lf_ray.data.frames.arena import FrameArena
 from lf_ray.data.frames.decoder import BadFrame
 from lf_ray.data.frames.fill import FillUnit
 from lf_ray.data.frames.request import DecodeReply, DecodeRequest
@@ -28,6 +30,17 @@ Pictures = Mapping[int, Mapping[int, Frame]]
 """Frames by camera and row."""
 
 _BLOCK_SAMPLES = 32
+
+
+class CacheState(StrEnum):
+    """How much of the data the frame cache has; from `whole` on no frame is left to decode."""
+
+    OFF = "off"
+    PART = "part"
+    WHOLE = "whole"
+    NO_FRAMES = "no_frames"
+
+
 Arrays = dict[str, NDArray[np.generic]]
 
 
@@ -36,12 +49,14 @@ class Opened:
     """What a training set is opened for.
 
     Attributes:
+        open_cache: returns each camera's place in the frame cache, None where it has no room.
         order: "shuffle", or "block" where decoded frames don't fit the cache.
     """
 
     config: GrootConfig
     tokenizer: str | None
     weights: tuple[float, ...] | None
+    open_cache: Callable[[], Sequence[FrameArena | None]]
     order: str = "shuffle"
 
 
@@ -79,6 +94,14 @@ class BatchSource(Protocol):
         """Returns what the frame cache still lacks."""
         ...
 
+    def use_cache(self, wanted: bool) -> None:
+        """Keeps decoded frames and reads kept ones from now on, or decodes each anew."""
+        ...
+
+    def cache_state(self) -> CacheState:
+        """Returns how much of the data the frame cache has."""
+        ...
+
 
 @dataclass
 class Part:
@@ -112,6 +135,9 @@ class TrainingSet:
         self.blocks = self._blocks() if opened.order == "block" else None
         self._config = opened.config
         self._sources = [source for part in parts for source in part.sources]
+        self._open_cache = opened.open_cache
+        self._arenas: Sequence[FrameArena | None] | None = None
+        self._is_cached = False
         tokens = [view_tokens(opened.config, *size)] * len(parts[0].sources)
         self._prompts = prompt_table(texts, tokens, opened.config, opened.tokenizer)
 
@@ -133,10 +159,27 @@ class TrainingSet:
                 units += [FillUnit(source, chunk) for chunk in np.split(rows, edges) if len(chunk)]
         return units
 
+    def use_cache(self, wanted: bool) -> None:
+        """Keeps decoded frames and reads kept ones from now on, or decodes each anew."""
+        if wanted and self._arenas is None:
+            self._arenas = self._open_cache()
+        self._is_cached = wanted
+        for source, arena in zip(self._sources, self._arenas or [None] * len(self._sources)):
+            source.arena = arena if wanted else None
+
+    def cache_state(self) -> CacheState:
+        """Returns how much of the data the frame cache has."""
+        if not self._is_cached:
+            return CacheState.OFF
+        is_whole = all(source.is_kept_whole() for source in self._sources)
+        return CacheState.WHOLE if is_whole else CacheState.PART
+
     def close(self) -> None:
         """Closes the frame cache's files."""
-        for source in self._sources:
-            source.close()
+        for arena in self._arenas or ():
+            if arena is not None:
+                arena.close()
+        self._arenas = None
 
     def requests(self, picks: Sequence[Picks]) -> list[DecodeRequest]:
         """Returns what has to be decoded before these batches can be made."""

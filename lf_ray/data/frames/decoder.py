@@ -42,6 +42,9 @@ class BadFrame:
     frame: int
     reason: str
 
+    def __str__(self) -> str:
+        return f"frame {self.frame} of {self.path}: {self.reason}"
+
 
 class FrameDecoder:
     """Decodes rows of episodes; for use by one thread.

@@ -92,13 +92,15 @@ class FrameSource:
     Args:
         number: of the camera among all of a training set.
         camera: the camera.
+
+    Attributes:
         arena: keeps decoded frames; None decodes anew each time.
     """
 
-    def __init__(self, number: int, camera: Camera, arena: FrameArena | None) -> None:
+    def __init__(self, number: int, camera: Camera) -> None:
         self.number = number
         self.camera = camera
-        self.arena = arena
+        self.arena: FrameArena | None = None
         self._bad: dict[int, BadFrame] = {}
 
     def requests(self, rows_B: Rows) -> list[DecodeRequest]:
@@ -161,10 +163,12 @@ class FrameSource:
         if self.arena is not None:
             self.arena.sync()
 
-    def close(self) -> None:
-        """Closes the arena."""
-        if self.arena is not None:
-            self.arena.close()
+    def is_kept_whole(self) -> bool:
+        """Returns whether the arena has every frame that can be had."""
+        if self.arena is None:
+            return False
+        states = self.arena.states(np.arange(self.camera.dataset.num_rows))
+        return not np.any(states == FrameState.EMPTY)
 
 
 def open_arenas(cameras: Sequence[Camera], folder: Path, max_bytes: int) -> list[FrameArena | None]:

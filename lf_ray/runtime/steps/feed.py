@@ -9,10 +9,32 @@ from typing import Any
 
 import torch
 
+from lf_ray.data.batches.skipped import NONE_SKIPPED, Skipped
 from lf_ray.runtime.draws import Draws, step_seed
 from lf_ray.runtime.parts import Batch, Loader, Parts
 from lf_ray.runtime.steps.laps import Laps
 from lf_ray.runtime.steps.train_step import StepInputs
+
+_FILL_SHARE = 0.5
+"""Share of the first batch's deadline that a visit waits for the frame cache."""
+
+
+def cache_lag(loader: Loader, limit_s: float) -> str:
+    """Waits for the frame cache; returns why a timed step can't be believed, "" where it can.
+
+    What fills the cache takes cores and disk that the step is to be measured with.
+
+    Args:
+        loader: that fills it.
+        limit_s: deadline of what comes before the first step.
+    """
+    wait_s = limit_s * _FILL_SHARE
+    if loader.fill(wait_s):
+        return ""
+    return (
+        f"the frame cache was still being filled after {wait_s:.0f} s; what is filled stays, so "
+        "try again later, or set data.cache=false"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +88,7 @@ class Feed:
         self._generator = torch.Generator(device)
         self._num_held = num_held
         self._held: list[list[Batch]] = []
+        self._skipped: dict[int, Skipped] = {}
         self._loader_step = -1
 
     @property
@@ -100,9 +123,16 @@ class Feed:
             batches.append(batch)
             waited_s += wait_s
         self._loader_step += 1
+        skipped = self.loader.take_skipped()
+        if skipped.num_samples:
+            self._skipped[step] = skipped
         if step < self._num_held:
             self._held.append(batches)
         return HostInputs(step, batches, waited_s)
+
+    def skipped(self, step: int) -> Skipped:
+        """Returns what the batches of a step lack; every visit of the step meets the same."""
+        return self._skipped.get(step, NONE_SKIPPED)
 
     def draws(self, step: int) -> list[Draws]:
         """Returns the draws of a step's micro-batches, on the device."""

@@ -7,7 +7,7 @@ equal another's is dead.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lf_ray.protocol import GradientTensor, Knobs, KnobValue, TrialOutcome
+from lf_ray.protocol import GradientTensor, Knobs, KnobValue, TrialOutcome, TrialRecord
 from lf_ray.runtime.bucket_plan import BucketPlan, bucket_plan
 from lf_ray.search.space import point_key
 
@@ -17,8 +17,9 @@ _WORD_ORDER: Mapping[str, tuple[str, ...]] = {
     "overlap.comm_dtype": ("fp32", "bf16"),
 }
 _DEVICE_MONOTONE = ("batch.per_gpu", "batch.accumulation", *_WORD_ORDER)
-_HOST_MONOTONE = (*_DEVICE_MONOTONE, "data.workers", "data.prefetch")
+_HOST_MONOTONE = (*_DEVICE_MONOTONE, "data.workers", "data.prefetch", "data.decode_threads")
 _ALLOCATOR = ("memory.backend", "memory.block_sizes")
+_DECODING = ("data.workers", "data.decode_threads")
 _OVERLAP = ("overlap.bucket_size_mb", "overlap.ratio", "overlap.comm_dtype")
 
 # error kind of an infeasible outcome -> knobs of which more can only be worse, knobs that must be
@@ -79,13 +80,23 @@ def _rank(name: str, value: KnobValue) -> float:
 
 
 class Effects:
-    """Tells which points come to the same thing: same messages, sent at the same time.
+    """Tells which points come to the same thing: same messages at the same time, same decoding.
 
-    Without gradients (before the baseline has run) only equal knobs are known to be the same.
+    Without gradients (before the baseline has run) only equal knobs are known to send the same.
+
+    Args:
+        gradients: what is sent, in ready order.
+        undecoded: by values of data.cache, the knobs that do nothing there, because no frame is
+            left to decode.
     """
 
-    def __init__(self, gradients: Sequence[GradientTensor] = ()) -> None:
+    def __init__(
+        self,
+        gradients: Sequence[GradientTensor] = (),
+        undecoded: Mapping[KnobValue, Sequence[str]] | None = None,
+    ) -> None:
         self._gradients = gradients
+        self._undecoded = undecoded or {}
         self._plans: dict[tuple[KnobValue, KnobValue], BucketPlan] = {}
         self._keys: dict[tuple[tuple[str, KnobValue], ...], str] = {}
 
@@ -97,6 +108,8 @@ class Effects:
         return self._keys[items]
 
     def _key(self, knobs: Knobs) -> str:
+        idle = self._undecoded.get(knobs.get("data.cache", ""), ())
+        knobs = {name: value for name, value in knobs.items() if name not in idle}
         if not self._gradients:
             return point_key(knobs)
         rest = {name: value for name, value in knobs.items() if name not in _OVERLAP}
@@ -104,6 +117,26 @@ class Effects:
         if (size, dtype) not in self._plans:
             self._plans[size, dtype] = bucket_plan(self._gradients, float(size), str(dtype))
         return point_key({**rest, "plan": self._plans[size, dtype].signature(float(ratio))})
+
+
+def undecoded_knobs(record: TrialRecord) -> dict[KnobValue, tuple[str, ...]]:
+    """Returns the data knobs that are known to do nothing since this record, by data.cache.
+
+    Where the frame cache has every frame, nobody decodes; where there are no frames, it has no say
+    itself either.
+    """
+    found = record.outcome.effective.get("data_cache")
+    if found == "no_frames":
+        return dict.fromkeys((False, True), (*_DECODING, "data.cache"))
+    return {True: _DECODING} if found == "whole" else {}
+
+
+def twin_reason(knobs: Knobs, twin: Knobs, twin_id: str) -> str:
+    """Returns why a point comes to the same thing as its twin."""
+    differ = {name for name in knobs if knobs[name] != twin.get(name)}
+    if differ and differ <= {*_DECODING, "data.cache"}:
+        return f"no frame is left to decode, so it is the same as {twin_id}"
+    return f"the same messages at the same time as {twin_id}"
 
 
 def gradient_bytes(gradients: Sequence[GradientTensor], comm_dtype: KnobValue) -> int:

@@ -14,6 +14,7 @@ from lf_ray.measure.interval import Between
 from lf_ray.protocol import (
     GradientTensor,
     Knobs,
+    KnobValue,
     OutcomeKind,
     Purpose,
     TrialRecord,
@@ -28,7 +29,10 @@ from lf_ray.search.plan.boundary import (
     credible,
     dominating,
     gradient_bytes,
+    twin_reason,
+    undecoded_knobs,
 )
+from lf_ray.search.plan.prices import Prices, prices_of
 from lf_ray.search.space import Space, point_key
 
 TRIAL_PURPOSES = (Purpose.BASELINE, Purpose.SEARCH)
@@ -48,6 +52,7 @@ class SweepState:
         orphans: requests that were under way when the sweep was interrupted.
         active_s: seconds at work up to the last event, pauses between resumes left out.
         opened_s: of these, until the first record came back.
+        undecoded: data knobs that do nothing, because no frame is left to decode, by data.cache.
         knees: what slices said, by anchor, knob and how much was known.
         misfits: points found infeasible; fitting: those that completed.
         streak: kind of the latest failures in a row, and how many.
@@ -69,6 +74,7 @@ class SweepState:
     misfits: list[Misfit] = field(default_factory=list)
     fitting: list[Knobs] = field(default_factory=list)
     gradients: tuple[GradientTensor, ...] = ()
+    undecoded: dict[KnobValue, tuple[str, ...]] = field(default_factory=dict)
     effects: Effects = field(default_factory=Effects)
     streak: tuple[str, int] = ("", 0)
     streak_reason: str = ""
@@ -125,7 +131,7 @@ class SweepState:
         if self.starts[request.id] > 1:
             return
         self._by_key.setdefault(point_key(request.knobs), point_id)
-        if self.gradients:
+        if self.gradients or self.undecoded:
             self._by_effect.setdefault(self.effects.key(request.knobs), point_id)
         self._close_suggestion(request.knobs)
         self.last_knobs = request.knobs
@@ -147,6 +153,10 @@ class SweepState:
             self.opened_s = self.active_s
         if record.gradients and not self.gradients:
             self._learn_gradients(record.gradients)
+        undecoded = undecoded_knobs(record)
+        if undecoded.keys() - self.undecoded.keys():
+            self.undecoded |= undecoded
+            self._learn_effects()
         if record.outcome.kind is OutcomeKind.INFEASIBLE:
             self.misfits.append(Misfit(request.id, request.knobs, record.outcome))
         if record.outcome.kind is OutcomeKind.FAILED:
@@ -161,9 +171,13 @@ class SweepState:
 
     def _learn_gradients(self, gradients: tuple[GradientTensor, ...]) -> None:
         self.gradients = gradients
-        self.effects = Effects(gradients)
         sent = gradient_bytes(gradients, self.space.baseline["overlap.comm_dtype"])
         self.space = self.space.resolved(sent)
+        self._learn_effects()
+
+    def _learn_effects(self) -> None:
+        self.effects = Effects(self.gradients, self.undecoded)
+        self._by_effect.clear()
         for request in self.requests.values():
             key = self.effects.key(request.knobs)
             self._by_effect.setdefault(key, request.replicate_of or request.id)
@@ -235,7 +249,7 @@ class SweepState:
 
     def twin_of(self, knobs: Knobs) -> str | None:
         """Returns the id of a started point that comes to the same thing."""
-        if not self.gradients:
+        if not self.gradients and not self.undecoded:
             return None
         return self._by_effect.get(self.effects.key(knobs))
 
@@ -246,7 +260,7 @@ class SweepState:
             return known, f"the same knobs as {known}"
         twin = self.twin_of(knobs)
         if twin:
-            return twin, f"the same messages at the same time as {twin}"
+            return twin, twin_reason(knobs, self.requests[twin].knobs, twin)
         return dominating(knobs, self._credible)
 
     def num_visits(self, point_id: str) -> int:

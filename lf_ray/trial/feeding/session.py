@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from lf_ray.data.loader import Batch, BatchLoader
 from lf_ray.machine import process_rss_bytes
 from lf_ray.protocol import GateResult, GradientTensor, KnobValue, StepSample, TrialRequest
-from lf_ray.settings import SweepConfig
+from lf_ray.runtime.steps.feed import cache_lag
+from lf_ray.settings import SweepConfig, with_knobs
 
 
 class FeedingSession:
@@ -42,19 +43,26 @@ class FeedingSession:
         return self._batch_size * self._world_size
 
     def prepare(self, request: TrialRequest) -> Mapping[str, KnobValue]:
-        """Sets workers and prefetch and begins anew at the first sample."""
-        workers, prefetch = (int(request.knobs[f"data.{n}"]) for n in ("workers", "prefetch"))
-        self._batch_size = int(request.knobs["batch.per_gpu"])
+        """Sets the data knobs and begins anew at the first sample."""
+        asked = with_knobs(self._config, dict(request.knobs))
+        self._batch_size = asked.batch.per_gpu
         if self._loader is None:
             self._loader = BatchLoader(
                 self._config, self._rank, self._world_size, request.seed, self._batch_size
             )
-        self._loader.set(workers=workers, prefetch=prefetch, batch_size=self._batch_size)
-        # A cache that is being filled takes the cores that are to be measured.
-        self._loader.fill()
+        self._loader.set(
+            workers=asked.data.workers,
+            prefetch=asked.data.prefetch,
+            batch_size=self._batch_size,
+            cache=asked.data.cache,
+            decode_threads=asked.data.decode_threads,
+        )
+        lag = cache_lag(self._loader, request.deadlines.first_batch_s)
         self._loader.seek(0)
+        self._loader.take_skipped()
         self._step, self._seen = 0, []
-        return {"data_workers": workers, "data_prefetch": prefetch, "fed_step_s": self._step_s}
+        in_force = self._loader.in_force()
+        return {**in_force, "fed_step_s": self._step_s, "settings_mismatch": lag}
 
     def rehearse(self) -> None:
         """Does nothing: there is no model that might not fit."""
@@ -71,6 +79,7 @@ class FeedingSession:
         assert self._loader is not None, "prepare comes first"
         began_s = time.perf_counter()
         batch, wait_s = self._loader.next()
+        skipped = self._loader.take_skipped()
         if self._step < self._config.measure.gate_steps:
             self._seen.append(_digest(batch))
         # What the digest took belongs to the pause, so that it is in no step.
@@ -87,6 +96,8 @@ class FeedingSession:
             grad_norm=0.0,
             wait_s=wait_s,
             phases_s=phases_s,
+            num_skipped=skipped.num_samples,
+            bad_frames=tuple(sorted(skipped.frames)),
         )
 
     def gate(self) -> GateResult:

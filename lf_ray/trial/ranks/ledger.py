@@ -23,6 +23,7 @@ from lf_ray.protocol import (
 
 _SHARED_PHASES = ("comm", "reduce", "exposed", "wait_peer", "gap")
 """Phases in which a rank waits for others: they say nothing about its own speed."""
+_MAX_NAMED_FRAMES = 20
 
 
 @dataclass(slots=True)
@@ -95,6 +96,7 @@ class Ledger:
         reading = self.reading(samples_per_step)
         steady_from = reading.steady.first
         counts = outcome.kind is OutcomeKind.COMPLETED
+        skipped, bad_frames = self._skipped()
         self.costs_s["warmup"] = math.fsum(self.step_s[:steady_from])
         self.costs_s["measured"] = math.fsum(self.step_s[steady_from:])
         return TrialRecord(
@@ -117,10 +119,21 @@ class Ledger:
             gate=self.gate,
             phases_s=self._phases_s(steady_from),
             memory_bytes=self.memory_bytes,
-            metrics={**self.metrics, **self._slowest(steady_from)},
+            metrics={**self.metrics, **self._slowest(steady_from), **skipped},
             clock_s=self.clock_s,
             gradients=gradients,
+            bad_frames=bad_frames[:_MAX_NAMED_FRAMES],
         )
+
+    def _skipped(self) -> tuple[dict[str, float], tuple[str, ...]]:
+        """Returns how much could not be had, over all ranks and steps, and which frames."""
+        samples = [item for steps in self.ranks.values() for item in steps]
+        num_skipped = sum(item.num_skipped for item in samples)
+        if not num_skipped:
+            return {}, ()
+        frames = sorted({frame for item in samples for frame in item.bad_frames})
+        counts = {"samples_skipped": float(num_skipped), "frames_bad": float(len(frames))}
+        return counts, tuple(frames)
 
     def _trace(self, lr: Sequence[float]) -> Trace:
         rows = list(zip(*self.ranks.values()))

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lf_ray.data.batches.skipped import NONE_SKIPPED
 from lf_ray.data.loader import BatchLoader
 from lf_ray.data.video import VideoReader, write_video
 from lf_ray.errors import DataError
@@ -49,9 +50,13 @@ def test_a_corrupt_frame_is_skipped_and_counted_on_request(
     with BatchLoader(settings, 0, 1, 0, 4) as loader:
         batches = [loader.next()[0] for _ in range(7)]
         bad = list(loader.bad_frames)
-        assert loader.num_skipped >= len(bad) > 0
+        skipped = loader.take_skipped()
+        assert skipped.num_samples >= len(bad) > 0
+        assert skipped.frames == {str(frame) for frame in bad}
+        assert loader.take_skipped() == NONE_SKIPPED
         loader.seek(0)
         again = [loader.next()[0] for _ in range(7)]
+        assert loader.take_skipped() == skipped
     assert {frame.path.name for frame in bad} == {"episode_000001.mp4"}
     assert all(0 < frame.frame < 23 for frame in bad)
     for first, second in zip(batches, again):
@@ -69,4 +74,4 @@ def test_a_missing_last_frame_costs_no_sample_that_does_not_use_it(
     with BatchLoader(config(own_set, tmp_path), 0, 1, 0, 9) as loader:
         for _ in range(3):
             loader.next()
-        assert loader.num_skipped == 0
+        assert loader.take_skipped() == NONE_SKIPPED

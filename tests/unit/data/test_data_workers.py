@@ -52,6 +52,35 @@ def test_batches_do_not_depend_on_who_decodes(
         assert torch.equal(got["images_BKHWC"], expected[1]["images_BKHWC"])
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_cache_and_threads_change_while_the_loader_runs(
+    tiny_set: Path, tmp_path: Path, workers: int
+) -> None:
+    settings = config(tiny_set, tmp_path / "b", cache=False, workers=workers)
+    with BatchLoader(config(tiny_set, tmp_path / "a"), 0, 1, 0, 4) as loader:
+        expected = [loader.next()[0]["images_BKHWC"] for _ in range(6)]
+    with BatchLoader(settings, 0, 1, 0, 4) as loader:
+        got = [loader.next()[0]["images_BKHWC"]]
+        assert loader.in_force()["data_cache"] == "off"
+        for cache, threads in ((True, 2), (False, 1), (True, 1)):
+            loader.set(cache=cache, decode_threads=threads)
+            assert loader.fill(60)
+            got.append(loader.next()[0]["images_BKHWC"])
+            found = loader.in_force()
+            assert found["data_cache"] == ("whole" if cache else "off")
+            assert found["data_decode_threads"] == threads
+        loader.set(workers=1 - workers // 2, prefetch=3)
+        got += [loader.next()[0]["images_BKHWC"] for _ in range(2)]
+    assert all(torch.equal(mine, other) for mine, other in zip(got, expected, strict=True))
+
+
+def test_a_cache_without_room_is_not_called_whole(tiny_set: Path, tmp_path: Path) -> None:
+    with BatchLoader(config(tiny_set, tmp_path, cache_gib=1e-4), 0, 1, 0, 4) as loader:
+        assert loader.fill(60)
+        assert loader.in_force()["data_cache"] == "part"
+        loader.next()
+
+
 def test_a_killed_worker_is_replaced_and_none_outlives_the_loader(
     tiny_set: Path, tmp_path: Path
 ) -> None:

@@ -2,15 +2,40 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from lf_ray.clock import FakeClock
 from lf_ray.data.sample_set import SampleSetShape, render_sample_set
-from lf_ray.protocol import Purpose, TrialRequest
+from lf_ray.protocol import OutcomeKind, Purpose, TrialRequest
 from lf_ray.settings import DataSettings, SweepConfig, knobs_of
+from lf_ray.trial.faults.outcomes import ErrorReport
 from lf_ray.trial.feeding.session import FeedingSession
+from lf_ray.trial.visit import Bench, VisitSettings, run_visit
 
 STEP_S = 0.02
+
+
+class Alone:
+    """The control line of a single rank."""
+
+    rank = 0
+    size = 1
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+
+class Unwatched:
+    """A watch that forgets."""
+
+    def enter(self, phase: str, limit_s: float | None) -> None: ...
+
+    def fault(self, report: ErrorReport) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +66,14 @@ def test_a_step_lasts_what_was_given_and_what_it_waits(
     session: FeedingSession, config: SweepConfig
 ) -> None:
     effective = session.prepare(request(config, workers=0, prefetch=2))
-    assert effective == {"data_workers": 0, "data_prefetch": 2, "fed_step_s": STEP_S}
+    assert effective == {
+        "data_workers": 0,
+        "data_prefetch": 2,
+        "data_cache": "whole",
+        "data_decode_threads": 1,
+        "fed_step_s": STEP_S,
+        "settings_mismatch": "",
+    }
     samples = session.run(5)
     for sample in samples:
         assert sample.wall_s >= STEP_S + sample.wait_s - 1e-4
@@ -53,13 +85,29 @@ def test_a_step_lasts_what_was_given_and_what_it_waits(
 def test_workers_and_prefetch_do_not_change_what_is_in_the_batches(
     session: FeedingSession, config: SweepConfig
 ) -> None:
-    for workers, prefetch in ((0, 2), (1, 1)):
-        session.prepare(request(config, workers=workers, prefetch=prefetch))
+    for workers, prefetch, cache, threads in ((0, 2, True, 1), (1, 1, False, 2), (0, 1, True, 1)):
+        knobs = {"cache": cache, "decode_threads": threads}
+        session.prepare(request(config, workers=workers, prefetch=prefetch, **knobs))
         session.run(4)
         gate = session.gate()
         assert gate.passed
         assert gate.num_steps == config.measure.gate_steps
         session.reset()
+
+
+def test_a_cache_that_is_being_filled_makes_the_visit_invalid(
+    session: FeedingSession, config: SweepConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lf_ray.data.loader.BatchLoader.fill", lambda self, deadline_s: False)
+    record = run_visit(
+        session,
+        Bench(control=Alone(), clock=FakeClock(), watch=Unwatched()),
+        request(config, workers=0),
+        VisitSettings(),
+    )
+    assert record.outcome.kind is OutcomeKind.INVALID
+    assert "still being filled after 60 s" in record.outcome.reason
+    assert record.throughput_samples_per_s is None
 
 
 def test_other_samples_fail_the_gate(
