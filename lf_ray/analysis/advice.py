@@ -70,7 +70,7 @@ def advice_in_words(baseline: Roofline | None, best: Roofline | None) -> tuple[s
     """Returns what the phases say to someone who wonders whether to tune on."""
     said: list[str] = []
     if baseline is not None and baseline.shares:
-        top = [f"{name} {share:.0%}" for name, share in list(baseline.shares.items())[:4]]
+        top = [f"{in_plain(name)} {share:.0%}" for name, share in list(baseline.shares.items())[:4]]
         said.append(f"At the baseline a step of {_ms(baseline.step_s)} goes to {', '.join(top)}.")
     if best is None:
         return tuple(said)
@@ -89,6 +89,11 @@ def advice_in_words(baseline: Roofline | None, best: Roofline | None) -> tuple[s
     else:
         said.append("No waiting, exposed communication or gap is left to tune away.")
     return tuple(said)
+
+
+def in_plain(phase: str) -> str:
+    """Returns a phase's name as people read it."""
+    return phase.replace("_", " ")
 
 
 def _ms(seconds: float) -> str:

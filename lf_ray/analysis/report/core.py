@@ -3,7 +3,7 @@
 As rows for the report of every sweep and as sentences for one that measures the baseline alone.
 """
 
-from lf_ray.analysis.advice import roofline
+from lf_ray.analysis.advice import in_plain, roofline
 from lf_ray.analysis.answer import Answer, device
 from lf_ray.analysis.gain import GIB
 from lf_ray.analysis.points import Point
@@ -22,6 +22,8 @@ def core_table(answer: Answer) -> Table:
     if not columns:
         return Table("Core figures", (), ())
     rows = [(figure, *(found[figure] for _, found in columns)) for figure in columns[0][1]]
+    hidden = [_hidden_words(answer, point) for point in points.values() if point is not None]
+    rows.append(("hidden communication", *hidden))
     return Table("Core figures", ("figure", *(name for name, _ in columns)), tuple(rows))
 
 
@@ -58,11 +60,22 @@ def _figures(answer: Answer, point: Point) -> dict[str, str]:
             if step
             else "not measured"
         ),
-        "phases": ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+        "phases": ", ".join(f"{in_plain(name)} {share:.1%}" for name, share in shares.items())
         or "not measured",
         "utilisation": _busy_words(point),
         "peak memory": _memory_words(answer, point),
     }
+
+
+def _hidden_words(answer: Answer, point: Point) -> str:
+    """Returns the share of the communication that the step's time does not show."""
+    where = device(answer.history)
+    if where == "cpu":
+        return "not measurable on a CPU, whose cores compute and send"
+    hidden, comm_s = point.metrics.get("overlap_hidden"), point.metrics.get("t_comm_s")
+    if hidden is None or comm_s is None:
+        return "not measured"
+    return f"{hidden:.0%} of {comm_s * 1e3:.1f} ms, by step time"
 
 
 def _busy_words(point: Point) -> str:

@@ -19,20 +19,21 @@ from lf_ray.analysis.report.words import (
 )
 
 CAPTIONS = {
-    "throughput": "Every measured setting with its 95 % interval. Square: baseline, circle: best, "
-    "diamond: all knobs at their knee.",
+    "throughput": "Every measured setting with its 95 % interval. Square: baseline, circle: "
+    "fastest, diamond: all knobs at their knee.",
     "slices": "From the best point one knob walks its ladder, the others held. Blue band: within "
     "delta of the best. Line and pale band: the knee and its 95 % interval. Cross: tried and "
     "not usable; question mark: not measured.",
     "step": "One mean step. Lengths are measured; where each bucket lies inside its stretch is "
-    "drawn evenly. Red: communication that nothing hides.",
-    "phases": "Where the step goes, baseline and best.",
+    "drawn evenly. Red: communication that nothing hides. On a CPU what is hidden can't be told.",
+    "phases": "Where the step goes, baseline and fastest.",
     "loss": "Loss against samples seen. The band spans the baseline's visits: a setting that only "
     "changes speed stays inside it.",
     "memory": "Memory by kind: how much room is left is part of the price.",
     "timeline": "What the sweep's own seconds went to.",
 }
 
+_MOST_CARDS = 12
 _CSS = """
 :root { --ink:#1c2733; --muted:#5b6875; --line:#e3e8ed; --soft:#f6f8fa; --accent:#0b6e99; }
 * { box-sizing:border-box; }
@@ -59,13 +60,21 @@ figcaption, .note { font-size:.88rem; color:var(--muted); max-width:640px; margi
 table { border-collapse:collapse; font-size:.86rem; width:100%; font-variant-numeric:tabular-nums; }
 th { text-align:left; color:var(--muted); font-weight:600; white-space:nowrap; }
 th, td { padding:.32rem .8rem .32rem 0; border-bottom:1px solid var(--line); vertical-align:top; }
-td:not(:last-child) { white-space:nowrap; }
-td:last-child { min-width:12rem; }
+td { min-width:3.5rem; } td:first-child, th:first-child { min-width:0; white-space:nowrap; }
+td.num { white-space:nowrap; } td:last-child { min-width:10rem; }
+.rows td:nth-child(2) { min-width:13rem; }
 tr.best td { background:#eaf4f8; } tr.bad td { color:var(--muted); }
 summary { cursor:pointer; color:var(--accent); margin:.6rem 0; }
 pre { background:var(--soft); border:1px solid var(--line); border-radius:6px; padding:.6rem .8rem;
   overflow-x:auto; font-size:.85rem; white-space:pre-wrap; overflow-wrap:anywhere; }
-@media print { main { max-width:none; } figure, tr, .tile { break-inside:avoid; }
+@media (max-width:600px) { .cards thead { display:none; }
+  .cards tr { display:block; border-bottom:1px solid var(--line); padding:.4rem 0; }
+  .cards td { display:flex; gap:.8rem; border:0; padding:.12rem 0; }
+  .cards td:first-child { font-weight:600; white-space:normal; }
+  .cards td:not(:first-child)::before { content:attr(data-label); color:var(--muted);
+    flex:0 0 8rem; white-space:normal; } }
+@media print { @page { margin:14mm; } body { font-size:12.5px; } table { font-size:10.5px; }
+  main { max-width:none; } figure, tr, .tile { break-inside:avoid; }
   .scroll { overflow:visible; } }
 """
 
@@ -121,8 +130,9 @@ def _tiles(answer: Answer) -> str:
         tiles.append((f"{gain.value:.2f}x", f"the baseline ({gain.lo:.3f} to {gain.hi:.3f})"))
     if answer.winner is not None and answer.winner.throughput is not None:
         rate = answer.winner.throughput
+        whose = "the best" if answer.verdict is Verdict.IMPROVED else "the baseline"
         tiles.append(
-            (f"{rate.value:.4g} samples/s", f"{rate.lo:.4g} to {rate.hi:.4g}, all ranks together")
+            (f"{rate.value:.4g} samples/s", f"{whose} ({rate.lo:.4g} to {rate.hi:.4g}), all ranks")
         )
     if answer.knees and answer.verdict is Verdict.IMPROVED:
         short = knobs_in_words(answer, answer.knee_knobs).split(", ")
@@ -178,10 +188,18 @@ def _table(table: tables.Table, best: str) -> str:
         kind = "best" if row[0] == best else ""
         if "outcome" in table.columns and row[table.columns.index("outcome")] != "completed":
             kind = "bad"
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        cells = "".join(map(_cell, table.columns, row))
         rows.append(f'<tr class="{kind}">{cells}</tr>' if kind else f"<tr>{cells}</tr>")
     body = "".join(rows)
+    # On a phone each row becomes a card, where there are few enough to turn over.
+    shape = "cards" if len(rows) <= _MOST_CARDS and len(table.columns) > 2 else "rows"
     return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f'<div class="scroll"><table class="{shape}"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def _cell(column: str, text: str) -> str:
+    """Returns a cell; numbers stay on one line."""
+    kind = ' class="num"' if len(text) < 24 and any(map(str.isdigit, text)) else ""
+    return f'<td{kind} data-label="{escape(column)}">{escape(text)}</td>'

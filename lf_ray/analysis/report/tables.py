@@ -70,7 +70,7 @@ def frontier_table(answer: Answer) -> Table:
         rows.append(
             (
                 item.point.id,
-                *_varied(answer, item.point),
+                _settings(answer, item.point),
                 f"{rate.value:.4g} ({rate.lo:.4g} to {rate.hi:.4g})",
                 f"{item.peak_bytes / GIB:.2f}" if item.peak_bytes else "not measured",
                 f"{item.loss:.4f} +- {item.loss_error:.4f}" if item.loss is not None else "none",
@@ -78,7 +78,7 @@ def frontier_table(answer: Answer) -> Table:
         )
     return Table(
         "Pareto frontier",
-        ("trial", *_names(answer), "samples/s", "peak GiB", "loss at equal samples"),
+        ("trial", "settings", "samples/s", "peak GiB", "loss at equal samples"),
         tuple(rows),
         "What is left out is beaten, beyond noise, in something and in nothing better.",
     )
@@ -116,10 +116,15 @@ def not_worth_table(answer: Answer) -> Table:
             if knee.status not in idle
         ]
     num_dead = len(answer.history.dead)
-    note = f"{num_dead} suggestions came to the same as a measured one and were not run."
+    same = "1 suggestion" if num_dead == 1 else f"{num_dead} suggestions"
+    note = f"{same} came to the same as a measured one and {_was(num_dead)} not run."
     return Table(
         "Not worth tuning here", ("knob", "status", "why"), tuple(rows), note if num_dead else ""
     )
+
+
+def _was(number: int) -> str:
+    return "was" if number == 1 else "were"
 
 
 def setting_table(answer: Answer) -> Table:
@@ -181,19 +186,22 @@ def _word(value: object) -> str:
     return f"'{text}'" if any(letter in text for letter in " ,[]()") else text
 
 
+_STOP_WORDS = {
+    "settled": "narrow enough",
+    "raced": "ended early: far from the best",
+    "cap": "at its time limit",
+}
 _POINT_COLUMNS = ("trial", "settings", "samples/s", "95 %", "visits", "gate", "outcome", "reason")
 
 
 def _point_row(answer: Answer, point: Point) -> tuple[str, ...]:
     rate = point.throughput
     gate = "none" if point.gate is None else "passed" if point.gate.passed else "failed"
-    reason = point.outcome.reason or point.outcome.stop_rule
+    rule = point.outcome.stop_rule
+    reason = point.outcome.reason or _STOP_WORDS.get(rule, rule)
     return (
         point.id,
-        ", ".join(
-            f"{name.split('.')[-1]} {value}"
-            for name, value in zip(_names(answer), _varied(answer, point))
-        ),
+        _settings(answer, point),
         f"{rate.value:.4g}" if rate else "",
         f"{rate.lo:.4g} to {rate.hi:.4g}" if rate else "",
         str(len(point.visits)),
@@ -201,6 +209,12 @@ def _point_row(answer: Answer, point: Point) -> tuple[str, ...]:
         str(point.outcome.kind),
         reason,
     )
+
+
+def _settings(answer: Answer, point: Point) -> str:
+    """Returns what varies, each knob by its short name; `_varied` leaves unknown knobs out."""
+    names = [name.split(".")[-1] for name in _names(answer) if name in point.knobs]
+    return ", ".join(f"{name} {value}" for name, value in zip(names, _varied(answer, point)))
 
 
 def _names(answer: Answer) -> Sequence[str]:

@@ -1,7 +1,7 @@
 """The numbers of a record as MLflow's metrics: step by step, and the final ones with intervals."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lf_ray.measure.interval import throughput as rate_of
 from lf_ray.protocol import Interval, OutcomeKind, TrialRecord
@@ -14,20 +14,25 @@ _LOSS_WINDOW_FRAC = 0.1
 _MIN_LOSS_STEPS = 4
 
 
-def metric_points(record: TrialRecord, loss_samples: int, at_s: float) -> list[MetricPoint]:
+def metric_points(
+    record: TrialRecord, loss_samples: int, at_s: float, left_out: Sequence[str] = ()
+) -> list[MetricPoint]:
     """Returns everything that a record measured; values may be non-finite.
 
     Args:
         record: of one visit.
         loss_samples: where in training losses are compared, in samples.
         at_s: date of the final numbers.
+        left_out: metrics that mean nothing where the record was made.
     """
     points = step_points(record)
     step = len(record.trace.wall_s) if record.trace else 0
     flat = final_numbers(record, loss_samples)
     flat |= {f"mem_{clean_key(k)}": v for k, v in record.memory_bytes.items()}
     flat |= {f"phase_ms_{clean_key(k)}": v * 1e3 for k, v in record.phases_s.items()}
-    flat |= {clean_key(k): v for k, v in record.metrics.items() if k not in flat}
+    flat |= {
+        clean_key(k): v for k, v in record.metrics.items() if k not in flat and k not in left_out
+    }
     costs_s = record.outcome.costs_s
     flat |= {f"cost_s_{clean_key(k)}": v for k, v in costs_s.items()}
     flat[FIRST_SHARED] = sum(costs_s.values())

@@ -38,6 +38,8 @@ from lf_ray.record.mirror.updates import (
     param_text,
 )
 
+# The cores that compute also send, so what one hides of the other can't be told.
+_NOISE_ON_CPU = ("overlap_hidden",)
 _LOST = (OutcomeKind.FAILED, OutcomeKind.INVALID)
 
 
@@ -51,6 +53,7 @@ class Mirror:
         open_runs: requests under way, with the key of the run above.
         shared_tags: what every run of the sweep carries.
         loss_samples: where in training the losses of all trials are compared.
+        left_out: metrics that mean nothing on the sweep's device.
     """
 
     sweep_id: str = ""
@@ -60,6 +63,7 @@ class Mirror:
     open_runs: dict[str, str] = field(default_factory=dict)
     shared_tags: Mapping[str, str] = field(default_factory=dict)
     loss_samples: int = 0
+    left_out: tuple[str, ...] = ()
 
     def begin(self, header: Mapping[str, Any], wall_s: float) -> RunUpdate:
         """Returns the sweep's own run."""
@@ -79,6 +83,7 @@ class Mirror:
         )
         model = header["config"].get("model", {}).get("size", "")
         cluster = header["config"].get("cluster", {})
+        self.left_out = _NOISE_ON_CPU if cluster.get("device") == "cpu" else ()
         return RunUpdate(
             key=SWEEP,
             name=f"{header['name']} {self.sweep_id}",
@@ -132,7 +137,7 @@ class Mirror:
         group = self.visits.setdefault(record.point_id, [])
         group.append(record)
         at_s = record.clock_s.get("finished", wall_s)
-        points, odd = finite(metric_points(record, self.loss_samples, at_s))
+        points, odd = finite(metric_points(record, self.loss_samples, at_s, self.left_out))
         lost = record.outcome.kind in _LOST
         updates = [
             RunUpdate(

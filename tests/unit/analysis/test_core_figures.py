@@ -1,15 +1,16 @@
 """What a sweep says of one step, and of the input path alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
 from lf_ray.analysis.answer import Answer, answer_of
 from lf_ray.analysis.report.core import busy_frac, core_table, core_words
-from lf_ray.analysis.report.feeding import feeding_words
+from lf_ray.analysis.report.feeding import feeding_settings, feeding_words, is_feeding
 from lf_ray.analysis.report.markdown import markdown
 from lf_ray.analysis.report.page import page
+from lf_ray.analysis.report.tables import commands
 from lf_ray.analysis.report.words import headline, sentences
 from lf_ray.protocol import KnobValue, Purpose, TrialRecord
 from lf_ray.record.history import SweepHistory
@@ -49,7 +50,7 @@ def test_a_baseline_alone_is_told_by_its_four_figures(baseline_answer: Answer) -
     time, phases, busy, memory = core_words(baseline_answer)
     assert time.startswith("Step time: 100.0 ms")
     assert "backward 40.0%" in phases
-    assert "data_wait 5.0%" in phases
+    assert "data wait 5.0%" in phases
     assert busy == "Utilisation: 70% of the step in phases that compute."
     assert memory.startswith("Peak memory: 3.00 GiB")
     assert {time, phases, busy, memory} <= set(sentences(baseline_answer))
@@ -82,20 +83,28 @@ def test_another_sweep_has_the_table_with_its_winner_and_no_such_words(
     seeded_history: History,
 ) -> None:
     answer = answer_of(seeded_history("peaked"))
-    assert core_table(answer).columns == ("figure", "baseline", "best")
+    table = core_table(answer)
+    assert table.columns == ("figure", "baseline", "best")
+    (hidden,) = (row for row in table.rows if row[0] == "hidden communication")
+    assert "not measur" in hidden[1], "a CPU can't tell it, and nothing was measured elsewhere"
     assert core_words(answer) == []
     assert feeding_words(answer) == []
 
 
 def feeding_answer(
-    history: SweepHistory, make_record: MakeRecord, waits: Mapping[int, float]
+    history: SweepHistory,
+    make_record: MakeRecord,
+    waits: Mapping[int, float],
+    *,
+    uncached: Sequence[int] = (),
 ) -> Answer:
     records = []
     for place, (workers, wait_frac) in enumerate(waits.items()):
+        cache = {"data.cache": workers not in uncached} if uncached else {}
         record = make_record(
             f"t{place:03d}",
             40.0 * (1 - wait_frac),
-            knobs={"data.workers": workers, "data.prefetch": 2},
+            knobs={"data.workers": workers, "data.prefetch": 2} | cache,
             purpose=Purpose.SEARCH if place else Purpose.BASELINE,
             effective={"fed_step_s": 0.2},
         )
@@ -113,6 +122,43 @@ def test_the_fewest_workers_that_never_starve_the_step_are_named(
     (said,) = feeding_words(feeding_answer(seeded_history("flat"), make_record, waits))
     assert said.startswith("Fewest workers that never starve a step of 200 ms: data.workers 2,")
     assert "0.40% of the time" in said
+
+
+def test_the_knobs_that_feed_the_step_are_given_for_the_command_line(
+    seeded_history: History, make_record: MakeRecord
+) -> None:
+    answer = feeding_answer(seeded_history("flat"), make_record, {0: 0.5, 2: 0.0})
+    assert feeding_settings(answer) == "data.workers=2 data.prefetch=2"
+    use, command = commands(answer)[0]
+    assert "Feed" in use
+    assert command == "python sweeps/overlap.py data.workers=2 data.prefetch=2"
+    other = answer_of(seeded_history("peaked"))
+    assert not is_feeding(other)
+    assert "lf_ray.train" in commands(other)[0][1]
+
+
+def test_what_is_possible_without_the_cache_is_said_beside_it(
+    seeded_history: History, make_record: MakeRecord
+) -> None:
+    answer = feeding_answer(
+        seeded_history("flat"), make_record, {0: 0.0, 1: 0.4, 2: 0.0}, uncached=(1, 2)
+    )
+    with_cache, without = feeding_words(answer)
+    assert "data.workers 0, data.prefetch 2, data.cache true" in with_cache
+    assert without.startswith("Without the frame cache: data.workers 2,")
+    none = feeding_answer(seeded_history("flat"), make_record, {0: 0.0, 1: 0.4}, uncached=(1,))
+    assert "the least wait is 40%" in feeding_words(none)[1]
+
+
+def test_skipped_samples_are_in_the_words_of_any_sweep(
+    seeded_history: History, make_record: MakeRecord
+) -> None:
+    record = make_record("t000", 80.0, purpose=Purpose.BASELINE, metrics={"samples_skipped": 3.0})
+    lacking = replace(record, bad_frames=("frame 7 of a.mp4: broken", "frame 8 of a.mp4: broken"))
+    said = " ".join(sentences(answer_from(seeded_history("flat"), {}, lacking)))
+    assert "3 samples were skipped" in said
+    assert "frame 7 of a.mp4: broken and 1 more" in said
+    assert "skipped" not in " ".join(sentences(answer_of(seeded_history("peaked"))))
 
 
 def test_a_step_that_nothing_feeds_is_said(

@@ -200,7 +200,7 @@ def test_non_finite_numbers_become_tags() -> None:
     request = _request("t000", Purpose.BASELINE)
     record = _record(
         request,
-        metrics={"overlap_hidden": math.nan, "t_comm_s": math.inf, "ok": 1.0},
+        metrics={"odd": math.nan, "t_comm_s": math.inf, "overlap_hidden": 0.3, "ok": 1.0},
         trace=Trace(
             wall_s=(0.1, 0.1), loss=(math.inf, 1.0), grad_norm=(1.0, math.nan), wait_s=(0.0, 0.0)
         ),
@@ -210,7 +210,8 @@ def test_non_finite_numbers_become_tags() -> None:
     assert all(math.isfinite(point.value) for point in update.metrics)
     assert _finals(update)["ok"] == 1.0
     assert update.tags["non_finite.t_comm_s"] == "inf"
-    assert update.tags["non_finite.overlap_hidden"] == "nan"
+    assert update.tags["non_finite.odd"] == "nan"
+    assert "overlap_hidden" not in _finals(update), "on a CPU it is noise"
     assert update.tags["non_finite.loss"] == "inf"
 
 

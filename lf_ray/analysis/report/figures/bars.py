@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from lf_ray.analysis.answer import Answer
+from lf_ray.analysis.answer import Answer, device
 from lf_ray.analysis.gain import GIB, peak_bytes
 from lf_ray.analysis.points import Point
 from lf_ray.analysis.report.figures.canvas import BASE, BEST, INK, KNEE, MUTED, draw_svg
@@ -21,7 +21,7 @@ def step_figure(answer: Answer) -> str:
     def draw(figure: Any) -> None:
         panels = figure.subplots(len(shown), 1, squeeze=False, sharex=True)[:, 0]
         for axes, (label, point, _) in zip(panels, shown):
-            for box in step_boxes(point):
+            for box in step_boxes(point, hides=device(answer.history) != "cpu"):
                 lane = 1 if box.lane == "compute" else 0
                 axes.barh(
                     lane,
@@ -98,13 +98,18 @@ def memory_figure(answer: Answer) -> str:
     return draw_svg(draw, 1.0 + 0.2 * len(names) * (len(shown) + 1), "Memory of a rank")
 
 
+def rival_word(answer: Answer) -> str:
+    """Returns what the fastest point is called: best only where it is certainly faster."""
+    return "best" if answer.winner is answer.fastest else "fastest seen"
+
+
 def _compared(
     answer: Answer, has: Callable[[Point], bool], *, knee: bool = False
 ) -> list[tuple[str, Point, str]]:
     base, best = answer.baseline, answer.fastest
     shown = [("baseline", base, BASE)]
     if best is not None and base is not None and best.id != base.id:
-        shown.append(("best", best, BEST))
+        shown.append((rival_word(answer), best, BEST))
     joint = answer.knee_point
     if knee and joint is not None and joint.id not in {p.id for _, p, _ in shown if p}:
         shown.append(("knee", joint, KNEE))

@@ -6,6 +6,7 @@ import numpy as np
 
 from lf_ray.analysis.answer import Answer
 from lf_ray.analysis.points import Point
+from lf_ray.analysis.report.figures.bars import rival_word
 from lf_ray.analysis.report.figures.canvas import BASE, BEST, KNEE, draw_svg
 from lf_ray.analysis.seconds import spans_of
 
@@ -14,6 +15,7 @@ _PARTS = {
     "warmup": "#7db6d0",
     "restart": "#c2410c",
     "prepare": "#e0a458",
+    "compile": "#d9c27e",
     "capture": "#b07aa1",
     "reference": "#8a6d00",
     "reset": "#9aa5b1",
@@ -40,13 +42,13 @@ def loss_figure(answer: Answer) -> str:
             color=BASE,
             alpha=0.22,
             lw=0,
-            label=f"baseline, {len(curves)} visits",
+            label=f"baseline, {len(curves)} visit{'s' if len(curves) > 1 else ''}",
         )
         axes.plot(samples, stack.mean(axis=0), color=BASE, lw=1.2)
         rival = answer.fastest
         if rival is not None and base is not None and rival.id != base.id:
             for index, (seen, loss) in enumerate(_loss_curves(rival)[:3]):
-                label = f"best ({rival.id})" if index == 0 else None
+                label = f"{rival_word(answer)} ({rival.id})" if index == 0 else None
                 axes.plot(seen, loss, color=BEST, lw=1.4, label=label)
         axes.set_xlabel("samples seen")
         axes.set_ylabel("loss")

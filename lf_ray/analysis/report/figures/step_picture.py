@@ -47,8 +47,13 @@ def in_step_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (place(name), name))
 
 
-def step_boxes(point: Point) -> list[Box]:
-    """Returns the boxes of a point's mean step; none where its phases were not measured."""
+def step_boxes(point: Point, *, hides: bool = True) -> list[Box]:
+    """Returns the boxes of a point's mean step; none where its phases were not measured.
+
+    Args:
+        point: a measured setting.
+        hides: whether the share that backward hides can be told; on a CPU it can't.
+    """
     boxes: list[Box] = []
     at_s = 0.0
     for name in in_step_order(point.phases_s):
@@ -61,7 +66,7 @@ def step_boxes(point: Point) -> list[Box]:
         boxes.append(Box(lane="compute", name=name, start_s=at_s, length_s=length_s))
         at_s += length_s
         if "backward" in name:
-            hidden_s = min(_hidden_s(point), length_s)
+            hidden_s = min(_hidden_s(point), length_s) if hides else 0.0
             start_s = at_s - hidden_s
             boxes += _buckets("sent during backward", start_s, hidden_s, _num_sent(point, True))
     return [box for box in boxes if box.length_s > 0]
