@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-NAMES = ("step", "overhead", "search", "data")
+NAMES = ("step", "overhead", "search", "data", "memory", "comm")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

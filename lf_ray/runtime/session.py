@@ -48,9 +48,6 @@ class Session:
         work_group: process group that gradients go through; None for a single rank.
         control_group: process group for digests; None for a single rank.
         parts: model, loader and collective; None takes the real ones.
-
-    Attributes:
-        costs_s: what the current trial has spent apart from its steps, by name.
     """
 
     def __init__(
@@ -80,7 +77,14 @@ class Session:
         self._watch: NumericsWatch | None = None
         self._trial: RunningTrial | None = None
         self._level: dict[str, float] | None = None
-        self.costs_s: dict[str, float] = {}
+        self._costs_s: dict[str, float] = {}
+        self._compiled_before_s = 0.0
+
+    @property
+    def costs_s(self) -> Mapping[str, float]:
+        """Returns what the current trial has spent apart from its steps, by name."""
+        compiled_s = compile_s() - self._compiled_before_s
+        return {**self._costs_s, **({"compile": compiled_s} if compiled_s > 0 else {})}
 
     @property
     def samples_per_step(self) -> int:
@@ -114,7 +118,8 @@ class Session:
             torch.OutOfMemoryError: the model or its first backward does not fit.
             ConfigError: the knobs can't be used together.
         """
-        self.costs_s = {}
+        self._costs_s = {}
+        self._compiled_before_s = compile_s()
         self._drop_trial()
         with self._lane.active():
             feed = self._feed_for(feed_key(self._config, request), request)
@@ -342,5 +347,5 @@ class Session:
     def _charge(self, name: str, action: Callable[[], Any]) -> Any:
         began_s = time.perf_counter()
         result = action()
-        self.costs_s[name] = self.costs_s.get(name, 0.0) + time.perf_counter() - began_s
+        self._costs_s[name] = self._costs_s.get(name, 0.0) + time.perf_counter() - began_s
         return result

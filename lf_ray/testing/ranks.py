@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -46,11 +46,18 @@ class RankPool:
     Args:
         world_size: number of ranks.
         backend: of the work group: "gloo", or "nccl" with one GPU a rank.
+        environment: variables that its ranks start with, such as NCCL_ALGO.
     """
 
-    def __init__(self, world_size: int, backend: str = "gloo") -> None:
+    def __init__(
+        self,
+        world_size: int,
+        backend: str = "gloo",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.world_size = world_size
         self._backend = backend
+        self._environment = dict(environment or {})
         self._processes: list[ForkServerProcess] = []
         self._pipes: list[Connection] = []
 
@@ -89,7 +96,7 @@ class RankPool:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(rank, self.world_size, port, self._backend, theirs),
+                args=(rank, self.world_size, port, self._backend, self._environment, theirs),
                 daemon=True,
             )
             process.start()
@@ -134,7 +141,15 @@ def _free_port() -> int:
         return port
 
 
-def _serve(rank: int, world_size: int, port: int, backend: str, pipe: Connection) -> None:
+def _serve(
+    rank: int,
+    world_size: int,
+    port: int,
+    backend: str,
+    environment: Mapping[str, str],
+    pipe: Connection,
+) -> None:
+    os.environ.update(environment)
     try:
         place = _join(rank, world_size, port, backend)
         pipe.send((True, os.getpid()))

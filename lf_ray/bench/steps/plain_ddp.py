@@ -78,15 +78,6 @@ class PlainDdp:
         return [first.elapsed_time(last) / 1e3 for first, last in pairwise(marks)]
 
 
-def ddp_times_s(place: RankPlace, config: SweepConfig, batch_size: int, num_steps: int) -> Any:
-    """Returns a rank's step times, its last loss, and its peak bytes."""
-    trainer = PlainDdp(place, config, batch_size)
-    times_s = trainer.times_s(num_steps)
-    loss = float(trainer.step(num_steps))
-    peak = torch.cuda.max_memory_allocated() if place.device != "cpu" else 0
-    return times_s, loss, peak
-
-
 def _host_s(action: Callable[[], Any]) -> float:
     began_s = time.perf_counter()
     action()

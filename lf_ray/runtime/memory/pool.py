@@ -258,7 +258,7 @@ class MemoryPool:
                 self._allocator = torch.cuda.memory.CUDAPluggableAllocator(
                     str(self._library.path), ALLOC_NAME, FREE_NAME
                 )
-            self._pools[role] = torch.cuda.MemPool(self._allocator.allocator())  # type: ignore[no-untyped-call]
+            self._pools[role] = torch.cuda.MemPool(self._allocator.allocator())
         return self._pools[role]
 
     def _begin(self, role: str) -> None:

@@ -1,0 +1,69 @@
+"""The all-reduce and memory benchmarks: their arithmetic, their refusals, one run on a CPU."""
+
+import json
+
+import pytest
+import torch
+
+from lf_ray.bench.comm import CommBench, summary
+from lf_ray.bench.comm import main as comm_main
+from lf_ray.bench.memory import GIB, MemoryBench, backend_row, table
+from lf_ray.bench.memory import main as memory_main
+from lf_ray.testing.ranks import RankPlace
+
+
+def test_bus_bandwidth_is_what_a_link_carries_in_a_ring() -> None:
+    bench = CommBench((1.0, 64.0), "bf16", 3)
+    fast, slow = [[0.001] * 3, [0.010] * 3], [[0.002] * 3, [0.008] * 3]
+    small, large = summary([fast, slow, fast, slow], bench, "ring")
+    assert small["median_ms"] == 2.0  # the slowest rank counts
+    assert small["bus_gb_per_s"] == pytest.approx(2**20 * 1.5 / 0.002 / 1e9)
+    assert large["median_ms"] == 10.0
+    assert (large["algo"], large["num_ranks"], large["mib"]) == ("ring", 4, 64.0)
+
+
+@pytest.mark.parametrize("words", [["--algos", "star"], ["--gpus", "1"]])
+def test_comm_refuses_what_it_cannot_measure(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert comm_main(words) == 2
+    assert words[1] in capsys.readouterr().err
+
+
+def test_a_backend_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert memory_main(["--backends", "caching,slab"]) == 2
+    assert "slab" in capsys.readouterr().err
+
+
+def test_the_memory_table_stands_side_by_side() -> None:
+    memory = {"peak": 31.0 * GIB, "peak_reserved": 33.0 * GIB, "peak_blocks": 34.0 * GIB}
+    row = {
+        "backend": "arena:analysed",
+        "ladder": "0.25-4.875",
+        "step_ms": 66.6,
+        "memory_bytes": {**memory, "fallback_frac": 0.04, "predicted_fallback_frac": 0.03},
+        "gap_bytes": 2.5 * GIB,
+        "largest_batch": 64,
+    }
+    text = table([row, {"backend": "expandable", "error": "no compiler"}])
+    assert [part for part in text.splitlines()[1].split() if part] == [
+        *("arena:analysed", "66.60", "2.50", "31.00", "34.00", "4.0%", "3.0%", "64", "0.25-4.875")
+    ]
+    assert "no compiler" in text
+
+
+def test_an_analysed_arena_is_asked_for_by_name() -> None:
+    bench = MemoryBench("nano", 56, 2, 4, (4,), 20.0, "graph")
+    config = bench.config("arena:analysed")
+    assert (config.memory.backend.value, config.memory.block_sizes) == ("arena", "analysed")
+    assert bench.config("arena:1-2").memory.total_size_gb == 20.0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the whole command is run instead")
+def test_a_row_is_measured_on_a_cpu_and_json_both_ways() -> None:
+    bench = MemoryBench("nano", 56, 1, 4, (2,), None, "graph")
+    row = backend_row(RankPlace(0, 1, None, None), bench, "caching")
+    assert json.loads(json.dumps(row)) == row
+    assert row["ladder"] == "none"
+    assert row["step_ms"] > 0
+    assert row["memory_bytes"]["peak"] > 0
