@@ -181,6 +181,9 @@ class MeasureSettings:
         max_s: cap on the measured wall time of a visit.
         gate_steps: first steps of every trial that the numerics gate compares.
         winner_steps: steps that a winner runs before it may be called best.
+        converge_steps: steps that every training run of a convergence check has at least.
+        converge_seeds: of the baseline in such a check.
+        converge_s: what all runs of a check may take; shorter ones are no check, and say so.
     """
 
     level: MeasureLevel = MeasureLevel.smoke
@@ -190,6 +193,9 @@ class MeasureSettings:
     max_s: float = 20.0
     gate_steps: int = 3
     winner_steps: int = 60
+    converge_steps: int = 500
+    converge_seeds: int = 3
+    converge_s: float = 600.0
 
 
 @dataclass(kw_only=True, slots=True)

@@ -15,6 +15,10 @@ from lf_ray.analysis.knee import Knee, KneeStatus, knee_estimate
 from lf_ray.analysis.points import Gathered, Point, eligible, gather
 from lf_ray.analysis.seconds import Seconds, seconds_of
 from lf_ray.analysis.slices import Slice, slice_of
+from lf_ray.analysis.staged.convergence import Convergence, convergence_of, runs_of
+from lf_ray.analysis.staged.named import BatchAnswer
+from lf_ray.analysis.staged.stages import StageAnswer, Together, chapters_of
+from lf_ray.analysis.staged.whole import staged_answer
 from lf_ray.protocol import Interval, Knobs, KnobValue, OutcomeKind, Purpose
 from lf_ray.record.history import SweepHistory
 
@@ -52,6 +56,10 @@ class Answer:
         gain: winner over baseline.
         outcomes: how the trials ended, by kind.
         exit_code: of the sweep command.
+        convergence: whether the winner learns as well as the baseline, where that is a question.
+        stages: the searches of a sweep in stages, in order.
+        together: its winners side by side.
+        batch: what a search over batches says beyond throughput.
     """
 
     history: SweepHistory
@@ -72,16 +80,26 @@ class Answer:
     seconds: Seconds
     gpu_seconds: float
     exit_code: int
+    convergence: Convergence | None = None
+    stages: tuple[StageAnswer, ...] = ()
+    together: Together | None = None
+    batch: BatchAnswer | None = None
 
 
 def answer_of(history: SweepHistory, ladders: Ladders | None = None) -> Answer:
-    """Returns the answer of a sweep, finished or not.
+    """Returns the answer of a sweep, finished or not, in stages or not.
 
     Args:
         history: of one journal.
         ladders: values that each varied knob may take, where the space of the journal only holds
             a rule; without them the values that were tried are taken.
     """
+    whole = _single(history, ladders)
+    return staged_answer(history, _single, whole) if chapters_of(history) else whole
+
+
+def _single(history: SweepHistory, ladders: Ladders | None = None) -> Answer:
+    """Returns the answer of a sweep whose points all belong to one search."""
     gathered = gather(history.records)
     baseline = _measured(gathered.baseline)
     fastest = gathered.best if baseline else None
@@ -123,6 +141,11 @@ def answer_of(history: SweepHistory, ladders: Ladders | None = None) -> Answer:
         seconds=seconds,
         gpu_seconds=seconds.total * num_gpus(history),
         exit_code=_exit_code(history, baseline, gathered.points),
+        convergence=(
+            convergence_of(winner.knobs, baseline.knobs, runs_of(history.records))
+            if baseline and winner
+            else None
+        ),
     )
 
 

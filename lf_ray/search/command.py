@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lf_ray.analysis.answer import Answer
 from lf_ray.analysis.report.feeding import feeding_settings, is_feeding
@@ -25,13 +25,21 @@ from lf_ray.record.events import JournalEvent
 from lf_ray.record.journal import Journal, read_journal
 from lf_ray.record.mlflow_sink import MlflowSink, check_uri
 from lf_ray.record.result_folder import log_to, new_folder
-from lf_ray.search.conductor import Conductor, Observer, run_in_process
+from lf_ray.search.conductor import Conductor, Observer, SweepPlanner, run_in_process
 from lf_ray.search.display import Display
 from lf_ray.search.plan.decisions import Stop, rules_of
 from lf_ray.search.planner import Planner
 from lf_ray.search.samplers.optuna_study import StudyFile
 from lf_ray.search.samplers.plain import proposer_of
 from lf_ray.search.space import Literal, Space, space_from_literal
+from lf_ray.search.stages.stage import (
+    Stage,
+    Stages,
+    searches_in,
+    stages_of,
+    whole_space,
+)
+from lf_ray.search.stages.staged_planner import StagedPlanner
 from lf_ray.search.start.lineage import resume_changes, source_hash
 from lf_ray.search.start.preflight import check_folder, check_machine, describe_versions
 from lf_ray.search.sweep import Interruption, run_on_tune
@@ -49,6 +57,7 @@ class Opened:
         header: the payload of the journal's first event.
         events: those of the sweep that is resumed; empty for a new one.
         clock: the machine's, or the simulated cluster's.
+        searches: what the stages of a sweep in stages vary; empty for any other.
     """
 
     config: SweepConfig
@@ -58,11 +67,12 @@ class Opened:
     header: Mapping[str, Any]
     events: tuple[JournalEvent, ...]
     clock: Clock
+    searches: Stages
 
 
 def run_sweep(
     name: str,
-    literal: Literal,
+    literal: Literal | Stages,
     argv: Sequence[str],
     launch: Launch,
     *,
@@ -74,7 +84,7 @@ def run_sweep(
 
     Args:
         name: of the sweep: its result folder's and MLflow experiment's.
-        literal: what varies.
+        literal: what varies; for a sweep in stages, what varies in each of them, in order.
         argv: overrides, without the program's name.
         launch: where trials run and what they train on.
         about: the script's own words, for --help.
@@ -101,7 +111,7 @@ def run_sweep(
 
 def _open(
     name: str,
-    literal: Literal,
+    literal: Literal | Stages,
     argv: Sequence[str],
     launch: Launch,
     machine: Machine,
@@ -111,14 +121,14 @@ def _open(
     clock = clock or _clock_of(config)
     check_uri(config.tracking.uri)
     check_machine(config, machine, gpus_usable)
-    space = space_from_literal(literal, knobs_of(config))
-    if config.trainer is Trainer.loongforge:
-        space = space_from_literal(offered(literal, knobs_of(config)), knobs_of(config))
+    searches = searches_in(literal)
+    space = _space(literal, searches, config)
     output = check_folder(config.output.dir, "output.dir")
     data_id = "simulated" if is_simulated(config) else launch.prepare_data(config)
     header = _header(config, space, machine, data_id)
     if config.resume is not None:
-        return _resumed(config, space, output / name / config.resume, header, clock)
+        found = output / name / config.resume
+        return replace(_resumed(config, space, found, header, clock), searches=searches)
     folder = new_folder(output / name, clock)
     header["id"] = folder.name
     journal = Journal(folder / "journal.jsonl", clock)
@@ -130,7 +140,24 @@ def _open(
         header=header,
         events=(),
         clock=clock,
+        searches=searches,
     )
+
+
+def _space(literal: Literal | Stages, searches: Stages, config: SweepConfig) -> Space:
+    """Returns the checked space, without what the trainer, or this machine's stages, don't have."""
+    varied = whole_space(searches) if searches else cast(Literal, literal)
+    space = space_from_literal(varied, knobs_of(config))
+    if config.trainer is Trainer.loongforge:
+        space = space_from_literal(offered(varied, knobs_of(config)), knobs_of(config))
+    if searches:
+        # Refuses a number of trials that the stages can't share.
+        _stages(space, searches, config, 1)
+    return space
+
+
+def _stages(space: Space, searches: Stages, config: SweepConfig, num_groups: int) -> list[Stage]:
+    return stages_of(searches, config, rules_of(config, num_groups=num_groups), space.baseline)
 
 
 def is_simulated(config: SweepConfig) -> bool:
@@ -172,11 +199,13 @@ def _run(opened: Opened, launch: Launch) -> int:
 
 def _conductor(opened: Opened, observers: Sequence[Observer], num_groups: int) -> Conductor:
     """Returns the sweep's one path of events, begun."""
-    planner = Planner(
-        opened.space,
-        rules_of(opened.config, num_groups=num_groups),
-        proposer_of(opened.config.sweep.sampler),
-    )
+    config = opened.config
+    rules = rules_of(config, num_groups=num_groups)
+    proposer = proposer_of(config.sweep.sampler)
+    planner: SweepPlanner = Planner(opened.space, rules, proposer)
+    if opened.searches:
+        stages = _stages(opened.space, opened.searches, config, num_groups)
+        planner = StagedPlanner(opened.space, stages, rules, proposer, config.num_workers)
     conductor = Conductor(planner, opened.journal, observers, opened.clock)
     conductor.begin(opened.header, opened.events)
     return conductor
@@ -253,6 +282,7 @@ def _resumed(
         header={**header, "id": folder.name, "config": history.header.config},
         events=history.events,
         clock=clock,
+        searches={},
     )
 
 
@@ -291,6 +321,7 @@ def _lineage(
         header={**header, "id": new.name},
         events=(),
         clock=clock,
+        searches={},
     )
 
 

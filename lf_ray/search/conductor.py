@@ -16,9 +16,10 @@ from lf_ray.protocol import Interval, Knobs, TrialRecord, TrialRequest
 from lf_ray.record.events import JournalEvent
 from lf_ray.record.journal import plain_json
 from lf_ray.search.plan.audit import audited, failed_record
-from lf_ray.search.plan.decisions import Line, Request, Stop, Wait
+from lf_ray.search.plan.decisions import Decision, Line, Request, Stop, Wait
+from lf_ray.search.plan.state import SweepState
 from lf_ray.search.plan.visits import is_trial, throughput
-from lf_ray.search.planner import Outlook, Planner, exit_code
+from lf_ray.search.planner import Outlook, exit_code
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +67,27 @@ class Observer(Protocol):
         ...
 
 
+class SweepPlanner(Protocol):
+    """Says what comes next: `lf_ray.search.planner.Planner`, or one of several stages."""
+
+    @property
+    def state(self) -> SweepState:
+        """Returns the books that show where the sweep stands."""
+        ...
+
+    def observe(self, event: JournalEvent) -> None:
+        """Takes an event of the journal in."""
+        ...
+
+    def decide(self, now_wall_s: float) -> Decision:
+        """Returns what to do next."""
+        ...
+
+    def outlook(self, now_wall_s: float) -> Outlook:
+        """Returns where the sweep stands, for people."""
+        ...
+
+
 class EventLog(Protocol):
     """Where events are kept; `lf_ray.record.journal.Journal` is the real one."""
 
@@ -104,7 +126,7 @@ class Conductor:
     """
 
     def __init__(
-        self, planner: Planner, log: EventLog, observers: Sequence[Observer], clock: Clock
+        self, planner: SweepPlanner, log: EventLog, observers: Sequence[Observer], clock: Clock
     ) -> None:
         self.planner = planner
         self._log = log

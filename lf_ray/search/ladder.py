@@ -13,6 +13,7 @@ MIB = 2**20
 _PLAIN_DDP_MIB = 25.0
 _SMALLEST_MIB = 1 / 64
 _MOST_BUCKETS = 256
+_LARGE_BATCH = 16
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,20 @@ class BucketLadder:
         if bottom_mib <= _PLAIN_DDP_MIB <= top_mib:
             steps.add(_PLAIN_DDP_MIB)
         return tuple(sorted(steps)) or (top_mib,)
+
+
+@dataclass(frozen=True)
+class BatchLadder:
+    """Batches around the baseline's: powers of two and the halves between.
+
+    From a quarter of it to four times it; to twice it where it is small, as on a CPU, whose time
+    grows with every sample.
+    """
+
+    def values(self, baseline: int) -> list[int]:
+        """Returns the ladder around a baseline, its own value among them."""
+        most = 4 if baseline >= _LARGE_BATCH else 2
+        return sorted({*batch_ladder(max(1, baseline // 4), most * baseline), baseline})
 
 
 def bucket_ladder() -> BucketLadder:

@@ -17,10 +17,10 @@ from typing import Any
 
 from lf_ray.errors import ConfigError, four_parts, nearest
 from lf_ray.protocol import KNOB_NAMES, Knobs, KnobValue
-from lf_ray.search.ladder import BucketLadder
+from lf_ray.search.ladder import BatchLadder, BucketLadder
 from lf_ray.settings import SweepConfig
 
-Literal = Mapping[str, Sequence[KnobValue] | BucketLadder]
+Literal = Mapping[str, Sequence[KnobValue] | BucketLadder | BatchLadder]
 
 BASELINE_ONLY: Literal = {}
 """The space of a sweep that visits the baseline alone; any other empty space is refused."""
@@ -166,6 +166,8 @@ def space_from_literal(literal: Literal, baseline: Knobs) -> Space:
         if isinstance(values, BucketLadder):
             ladders[name] = values
             choices[name] = ()
+        elif isinstance(values, BatchLadder):
+            choices[name] = _checked_values(name, values.values(int(baseline[name])))
         else:
             choices[name] = _checked_values(name, values)
     return Space(dict(baseline), choices, ladders)

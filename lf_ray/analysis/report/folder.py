@@ -56,7 +56,12 @@ def _texts(answer: Answer, mlflow: Mapping[str, str | None] | None) -> dict[str,
     best = answer.winner.knobs if answer.winner else header.baseline_knobs
     improved = answer.verdict is Verdict.IMPROVED
     knee_point = answer.knee_point if improved else answer.winner
+    named = answer.batch.named if answer.batch else {}
     return {
+        **{
+            f"{name}.yaml": config_text(found_config(answer, item.knobs, name, item.point))
+            for name, item in named.items()
+        },
         "summary.json": json.dumps(summary(answer, mlflow), indent=2, allow_nan=False) + "\n",
         "best.yaml": config_text(found_config(answer, best, "best", answer.winner)),
         "knee.yaml": config_text(found_config(answer, answer.knee_knobs, "knee", knee_point)),

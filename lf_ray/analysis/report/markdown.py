@@ -6,6 +6,7 @@ from lf_ray.analysis.answer import Answer
 from lf_ray.analysis.report import tables
 from lf_ray.analysis.report.core import core_table
 from lf_ray.analysis.report.page import CAPTIONS
+from lf_ray.analysis.report.stages import stage_tables
 from lf_ray.analysis.report.words import headline, labels, sentences
 
 
@@ -16,6 +17,8 @@ def markdown(answer: Answer, figure_names: Iterable[str]) -> str:
     parts += [f"> {_plain(label)}" for label in labels(answer)]
     lines = [line for line in sentences(answer)[1:] if line not in labels(answer)]
     parts.append("\n".join(f"- {_plain(line)}" for line in lines))
+    for table in stage_tables(answer):
+        parts += _section(table)
     parts += _section(tables.knee_table(answer))
     parts += [f"![{name}](figures/{name}.svg)\n\n*{CAPTIONS[name]}*" for name in figure_names]
     for table in (

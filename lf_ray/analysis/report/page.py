@@ -10,6 +10,7 @@ from html import escape
 from lf_ray.analysis.answer import Answer, Verdict
 from lf_ray.analysis.report import tables
 from lf_ray.analysis.report.core import core_table
+from lf_ray.analysis.report.stages import stage_tables
 from lf_ray.analysis.report.words import (
     duration,
     headline,
@@ -95,6 +96,7 @@ def page(answer: Answer, figures: Mapping[str, str]) -> str:
         *(f'<p class="label">{escape(label)}</p>' for label in labels(answer)),
         _tiles(answer),
         _list([line for line in sentences(answer)[1:] if line not in labels(answer)]),
+        *(part for table in stage_tables(answer) for part in _section(table)),
         *_section(tables.knee_table(answer)),
         *_figures(figures, ("slices", "throughput")),
         *_section(tables.not_worth_table(answer)),

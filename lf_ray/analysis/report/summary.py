@@ -5,6 +5,7 @@ from typing import Any
 
 from lf_ray.analysis.answer import Answer
 from lf_ray.analysis.points import Point
+from lf_ray.analysis.staged.summary import stage_summary
 
 
 def summary(answer: Answer, mlflow: Mapping[str, str | None] | None = None) -> dict[str, Any]:
@@ -38,6 +39,7 @@ def summary(answer: Answer, mlflow: Mapping[str, str | None] | None = None) -> d
             "experiment": tracked.get("experiment", header.name),
             "parent_run": tracked.get("parent_run"),
         },
+        **stage_summary(answer),
     }
 
 

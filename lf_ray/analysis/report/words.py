@@ -6,6 +6,7 @@ from lf_ray.analysis.gain import economics
 from lf_ray.analysis.knee import Knee, KneeStatus
 from lf_ray.analysis.report.core import core_words
 from lf_ray.analysis.report.feeding import feeding_words, skipped_words
+from lf_ray.analysis.report.stages import stage_headline, stage_words
 from lf_ray.analysis.slices import in_words
 from lf_ray.protocol import Interval, Knobs, OutcomeKind
 
@@ -22,6 +23,8 @@ def headline(answer: Answer) -> str:
         )
     if not answer.history.header.space and answer.baseline and answer.baseline.step_s:
         return f"The baseline's step takes {answer.baseline.step_s.value * 1e3:.1f} ms."
+    if stage_headline(answer):
+        return stage_headline(answer)
     if answer.verdict is Verdict.KEEP_BASELINE or answer.gain is None or not answer.winner:
         return "Keep the baseline: nothing tried is certainly faster."
     percent = f"{answer.gain.value - 1:.1%}"
@@ -39,6 +42,7 @@ def sentences(answer: Answer) -> list[str]:
             f"({knobs_in_words(answer, answer.baseline.knobs) or 'the present settings'}), "
             f"{answer.baseline.samples_per_step} samples a step on {_where(answer)}."
         )
+    said += stage_words(answer)
     said += core_words(answer)
     said += feeding_words(answer)
     said += skipped_words(answer.history.records)
@@ -152,7 +156,8 @@ def economy_words(answer: Answer) -> list[str]:
 
 def _winner_words(answer: Answer) -> list[str]:
     point = answer.fastest
-    if point is None or point.throughput is None or answer.baseline is None:
+    named = answer.batch is not None
+    if point is None or point.throughput is None or answer.baseline is None or named:
         return []
     if point.id == answer.baseline.id:
         return ["Best: the baseline itself."]

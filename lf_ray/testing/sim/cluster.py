@@ -5,7 +5,6 @@ What it returns says `simulated` among the effective values.
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -27,6 +26,7 @@ from lf_ray.protocol import (
     change_cost,
 )
 from lf_ray.settings import SweepConfig, knobs_of
+from lf_ray.testing.sim.learning import simulated_loss, simulated_noise
 from lf_ray.testing.sim.memory import memory_need, out_of_memory
 from lf_ray.testing.sim.noise import Factors, StepNoise
 from lf_ray.testing.sim.profiles import Profile, profile_of
@@ -259,11 +259,12 @@ class SimulatedCluster:
         told, self._group.told_gradients = self._group.told_gradients, True
         profile, true = self.truth.profile, self.truth.step(request.knobs)
         need = memory_need(profile, request.knobs)
+        base = self.truth.samples_per_step(self.truth.baseline())
         return TrialRecord(
             request=request,
             outcome=outcome,
             samples_per_step=samples,
-            trace=_trace(steps_s, true.wait_s),
+            trace=_trace(steps_s, true.wait_s, request, samples, base),
             steady_from=first,
             throughput_samples_per_s=reading.throughput_samples_per_s,
             step_s=reading.step_s,
@@ -279,6 +280,7 @@ class SimulatedCluster:
                 "overlap_hidden": true.overlap_hidden,
                 "t_comm_s": true.comm_s,
                 "t_no_comm_s": true.no_comm_s,
+                **simulated_noise(request, samples, base, profile.num_ranks),
             },
             clock_s=clock_s,
             gradients=() if told else profile.workload.gradients,
@@ -298,6 +300,8 @@ class SimulatedCluster:
 def measured_steps(steps_s: Factors, budget: Budget, samples_per_step: int) -> tuple[Factors, str]:
     """Returns the steps that a visit runs before it stops, as the trial loop looks at them."""
     taken = min(GATE_STEPS, steps_s.size)
+    if budget.min_steps >= budget.max_steps:
+        return steps_s, "cap"  # asked for a number of steps, whatever they say
     while True:
         decision = decide(steps_s[:taken], budget, samples_per_step)
         if decision.stop or taken >= steps_s.size:
@@ -314,10 +318,12 @@ def knobs_key(knobs: Knobs) -> str:
     )
 
 
-def _trace(steps_s: Factors, wait_s: float) -> Trace:
+def _trace(
+    steps_s: Factors, wait_s: float, request: TrialRequest, batch: int, base_batch: int
+) -> Trace:
     return Trace(
         wall_s=tuple(float(item) for item in steps_s),
-        loss=tuple(1.0 + math.exp(-index / 200) for index in range(steps_s.size)),
+        loss=simulated_loss(request, batch, base_batch, steps_s.size),
         grad_norm=(1.0,) * steps_s.size,
         wait_s=(wait_s,) * steps_s.size,
     )
