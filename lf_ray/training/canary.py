@@ -12,8 +12,9 @@ from lf_ray.protocol import Interval
 from lf_ray.training.books import Line
 
 MIN_STEPS = 20
+UNSTEADY_STEPS = 40
 MAX_STEPS = 300
-"""When it is judged, settled or not."""
+"""When it is judged: settled, unsettled but never as fast, at the latest."""
 WAIT_FRAC = 0.05
 """A larger share of the time spent waiting for data is named as the likely cause."""
 
@@ -54,22 +55,27 @@ def canary(
     reading = read_visit(step_s, samples_per_step, delta_frac)
     rate = reading.throughput_samples_per_s
     if rate is None:
+        fastest = samples_per_step / max(min(step_s), 1e-9)
+        if len(step_s) >= UNSTEADY_STEPS and fastest < promise.lo * (1 - delta_frac):
+            # However unsteady: not one step was as fast as the promised mean.
+            said = f"even the fastest of {len(step_s)} steps gives {fastest:.4g} samples/s"
+            return _stale(None, said, promise, _cause(step_s, wait_s))
         if len(step_s) < MAX_STEPS:
             return None
         text = f"Speed undetermined after {len(step_s)} steps ({reading.error})."
         return Canary(word="undetermined", measured=None, text=text)
-    ratio = rate.value / promise.value
-    said = f"{rate.value:.4g} samples/s, x{ratio:.3f} of what the sweep measured"
+    said = f"{rate.value:.4g} samples/s, x{rate.value / promise.value:.3f} of the promise"
     if rate.hi < promise.lo * (1 - delta_frac):
-        return Canary(
-            word="stale",
-            measured=rate,
-            text=f"The configuration is stale: {said} ({promise.value:.4g}). "
-            f"{_cause(step_s, wait_s)} Training goes on; a new sweep would find what is best now.",
-        )
+        return _stale(rate, said, promise, _cause(step_s, wait_s))
     if rate.lo > promise.hi * (1 + delta_frac):
         return Canary(word="faster", measured=rate, text=f"Faster than promised: {said}.")
     return Canary(word="as promised", measured=rate, text=f"As fast as promised: {said}.")
+
+
+def _stale(rate: Interval | None, said: str, promise: Interval, cause: str) -> Canary:
+    text = f"The configuration is stale: {said}; the sweep measured {promise.value:.4g}. {cause} "
+    text += "Training goes on; a new sweep would find what is best now."
+    return Canary(word="stale", measured=rate, text=text)
 
 
 def _cause(step_s: Sequence[float], wait_s: Sequence[float]) -> str:

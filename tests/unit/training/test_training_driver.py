@@ -145,7 +145,7 @@ def test_the_canary_speaks_once_a_start() -> None:
     watch.take(steps(0.08, 15))
     watch.take(steps(0.08, 15))
     assert len(notes) == 1
-    assert "x0.500 of what the sweep measured" in notes[0]
+    assert "x0.500 of the promise; the sweep measured" in notes[0]
     nothing = CanaryWatch(None, 8, 0.02, notes.append)
     nothing.take(steps(0.08, 40))
     assert nothing.verdict is None

@@ -175,8 +175,12 @@ def test_the_canary_names_data_and_waits_for_steady_steps() -> None:
     assert stale is not None
     assert "20% of the time is spent waiting for data" in stale.text
     assert canary(step_s[:10], [0.0] * 10, 8, RATE, 0.02) is None
-    falling = np.linspace(2.0, 1.0, 400).tolist()
-    assert canary(falling[:60], [0.0] * 60, 8, RATE, 0.02) is None
+    falling = np.geomspace(0.3, 0.01, 400).tolist()
+    assert canary(falling[:39], [0.0] * 39, 8, RATE, 0.02) is None
+    never = canary(falling[:60], [0.0] * 60, 8, RATE, 0.02)
+    assert never is not None
+    assert (never.word, never.measured) == ("stale", None)
+    assert "even the fastest of 60 steps" in never.text
     unsettled = canary(falling, [0.0] * 400, 8, RATE, 0.02)
     assert unsettled is not None
     assert unsettled.word == "undetermined"
