@@ -4,7 +4,16 @@ from typing import Any
 
 import pytest
 
-from lf_ray.search.plan.boundary import Effects, Misfit, credible, dominated, dominating
+from lf_ray.protocol import OutcomeKind, Purpose, TrialOutcome, TrialRecord, TrialRequest
+from lf_ray.search.plan.boundary import (
+    Effects,
+    Misfit,
+    credible,
+    dominated,
+    dominating,
+    twin_reason,
+    undecoded_knobs,
+)
 from lf_ray.testing.objectives import BASELINE_KNOBS, layer_gradients, out_of_memory
 
 
@@ -63,6 +72,34 @@ def test_settings_that_send_the_same_messages_are_one() -> None:
     halves = effects.key(knobs(overlap__bucket_size_mb=2.5))
     assert halves not in one_bucket
     assert effects.key(knobs(batch__per_gpu=8)) != effects.key(knobs())
+
+
+def fed(state: str) -> TrialRecord:
+    """Returns a record that says how much of the data the frame cache has."""
+    return TrialRecord(
+        request=TrialRequest(id="t000", knobs=knobs(), seed=0, purpose=Purpose.BASELINE),
+        outcome=TrialOutcome(kind=OutcomeKind.COMPLETED, effective={"data_cache": state}),
+    )
+
+
+def test_where_no_frame_is_left_to_decode_who_decodes_is_one() -> None:
+    cached = Effects((), undecoded_knobs(fed("whole")))
+    base, more = knobs(), knobs(data__workers=4, data__decode_threads=2)
+    assert cached.key(more) == cached.key(base)
+    assert cached.key(knobs(data__prefetch=8)) != cached.key(base)
+    assert cached.key(more | {"data.cache": False}) != cached.key(base | {"data.cache": False})
+    made_up = Effects((), undecoded_knobs(fed("no_frames")))
+    assert made_up.key(more | {"data.cache": False}) == made_up.key(base)
+    assert (
+        twin_reason(more, base, "t000") == "no frame is left to decode, so it is the same as t000"
+    )
+    assert "messages" in twin_reason(knobs(overlap__ratio=0.5), base, "t000")
+
+
+@pytest.mark.parametrize("state", ["off", "part"])
+def test_where_frames_are_left_nothing_is_the_same(state: str) -> None:
+    effects = Effects((), undecoded_knobs(fed(state)))
+    assert effects.key(knobs(data__workers=4)) != effects.key(knobs())
 
 
 def test_before_the_baseline_only_equal_knobs_are_the_same() -> None:

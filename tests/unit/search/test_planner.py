@@ -340,6 +340,24 @@ def test_dead_suggestions_are_lines_and_not_trials(make_sweep: MakeSweep) -> Non
     assert sweep.lines("dead")
 
 
+def test_workers_are_dead_where_every_frame_is_cached(make_sweep: MakeSweep) -> None:
+    objective = KneeObjective(true_rate=lambda knobs: 90.0 + 5 * float(knobs["data.prefetch"]))
+
+    def execute(request: TrialRequest) -> TrialRecord:
+        record = objective(request)
+        state = {"data_cache": "whole" if request.knobs["data.cache"] else "off"}
+        outcome = dataclasses.replace(record.outcome, effective=state)
+        return dataclasses.replace(record, outcome=outcome, gradients=())
+
+    literal = {"data.workers": [0, 1, 2], "data.prefetch": [1, 2], "data.cache": [False, True]}
+    sweep = make_sweep(literal, execute, proposer=GridProposer(), rules=Rules(trials=8))
+    assert sweep.run().exit_code == 0
+    assert sweep.state.num_trials == 8
+    cached = [request.knobs for request in sweep.started() if request.knobs["data.cache"]]
+    assert {knobs["data.workers"] for knobs in cached} == {0}
+    assert "no frame is left to decode" in sweep.lines("dead")[0]["reason"]
+
+
 def test_two_groups_get_two_requests_and_no_more(make_sweep: MakeSweep) -> None:
     sweep = make_sweep(rules=Rules(num_groups=2))
     conductor = sweep.conductor()

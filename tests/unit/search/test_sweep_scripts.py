@@ -122,6 +122,12 @@ def test_data_runs_one_process_on_the_cpu_unless_told_otherwise() -> None:
     assert placed(["cluster.workers=2"]) == ["cluster=cpu", "cluster.workers=2"]
 
 
+def test_a_cache_that_is_turned_off_is_not_tried() -> None:
+    varied = runpy.run_path(str(SWEEPS / "data.py"))["varied"]
+    assert varied([])["data.cache"] == [False, True]
+    assert varied(["data.cache=False"])["data.cache"] == [False]
+
+
 def overlap_requests(literal: Literal, baseline: Knobs) -> list[Knobs]:
     objective = KneeObjective(noise_frac=0.003)
     sweep = FakeSweep(objective, literal, baseline=baseline, proposer=TpeProposer())

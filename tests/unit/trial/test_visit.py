@@ -239,6 +239,22 @@ def test_the_slowest_rank_s_time_and_the_mean_loss_are_kept() -> None:
     assert record.throughput_samples_per_s.value == pytest.approx(40.0)
 
 
+def test_skipped_samples_are_counted_over_ranks_and_their_frames_named_once() -> None:
+    lacking = {"num_skipped": 2, "bad_frames": ("frame 7 of a.mp4: broken",)}
+    record = ledger_of(
+        {
+            rank: [sample(rank, step, **(lacking if step in (3, 9) else {})) for step in range(20)]
+            for rank in (0, 1)
+        }
+    )
+    assert record.metrics["samples_skipped"] == 8
+    assert record.metrics["frames_bad"] == 1
+    assert record.bad_frames == ("frame 7 of a.mp4: broken",)
+    assert TrialRecord.from_json(record.to_json()) == record
+    whole = ledger_of({0: [sample(0, step) for step in range(20)]})
+    assert "samples_skipped" not in whole.metrics
+
+
 def test_a_rank_that_works_longer_is_named_though_all_steps_take_the_same() -> None:
     slow = {"forward": 0.07, "exposed_comm": 0.01}
     record = ledger_of(
