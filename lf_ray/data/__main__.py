@@ -1,4 +1,8 @@
-"""`python -m lf_ray.data check PATH`: is this data set trainable, and if not, what to fix."""
+"""`python -m lf_ray.data check PATH`: is this data set trainable, and if not, what to fix.
+
+    python -m lf_ray.data check my_so100 --embodiment new_embodiment --modality modality.json
+    python -m lf_ray.data check my_so100 --write-modality       drafts a modality.json
+"""
 
 import argparse
 import json
@@ -72,6 +76,7 @@ def write_modality(root: Path, target: str | None) -> Path:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lf_ray.data", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("check", help="say whether data sets can be trained on")
     check.add_argument("path", nargs="+", help="folder of a LeRobot data set")

@@ -4,6 +4,7 @@ The driver's side only: no torch here, and nothing that imports it.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import ray
 
+from lf_ray.data.batches.filling import fill_cache
 from lf_ray.data.batches.opening import open_training_set
 from lf_ray.data.check import check_dataset, raise_problems
 from lf_ray.launch import Groups, Launch
@@ -34,7 +36,9 @@ from lf_ray.trial.workers import (
 
 
 def prepare_data(config: SweepConfig) -> str:
-    """Checks what is trained on, renders the sample set where that is the source; returns its id.
+    """Checks what is trained on, rendering the sample set where that is the source; returns its id.
+
+    Frames are decoded into the cache here, so that no trial has to wait for it.
 
     Raises:
         DataError: the data can't be trained on.
@@ -45,7 +49,13 @@ def prepare_data(config: SweepConfig) -> str:
     raise_problems(check_dataset(config.data, config.model))
     if config.data.source == "synthetic":
         return "synthetic"
-    return open_training_set(config.data, config.model).data_id
+    training_set = open_training_set(config.data, config.model)
+    try:
+        if config.data.cache:
+            fill_cache(training_set, lambda line: sys.stdout.write(f"{line}\n"))
+        return training_set.data_id
+    finally:
+        training_set.close()
 
 
 def session_maker(config: SweepConfig, folder: Path) -> Callable[[Place], WorkerSession]:

@@ -65,7 +65,9 @@ def open_training_set(data: DataSettings, model: ModelSettings) -> TrainingSet:
     weights = None if data.weights is None else tuple(data.weights)
     order = _order(data, sum(camera.num_bytes for camera in cameras))
     opened_for = Opened(config, model.tokenizer, weights, open_cache, order)
-    return TrainingSet(parts, texts, size, opened_for)
+    training_set = TrainingSet(parts, texts, size, opened_for)
+    training_set.use_cache(data.cache)
+    return training_set
 
 
 def _order(data: DataSettings, num_bytes: int) -> str:

@@ -34,6 +34,10 @@ class ArenaFiller:
         rank: of this process; it starts with every world_size-th unit.
         world_size: ranks that fill the same arenas.
         pool: decodes; the filler closes it.
+
+    Attributes:
+        num_done: units that are decoded, or left out because there is no room.
+        seconds: that it took, once it is done.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class ArenaFiller:
         self._closing = threading.Event()
         self._done = threading.Event()
         self.seconds = 0.0
+        self.num_done = 0
         self._thread: threading.Thread | None = None
         if not self._units:
             pool.close()
@@ -88,9 +93,14 @@ class ArenaFiller:
             missing = np.intersect1d(unit.rows, unit.source.missing(), assume_unique=True)
             waiting.append((unit, self._pool.submit(unit.source.requests(missing))))
             if len(waiting) > self._pool.num_workers:
-                _accept(*waiting.popleft())
+                self._accept(*waiting.popleft())
         for unit, replies in waiting:
-            _accept(unit, replies)
+            self._accept(unit, replies)
+
+    def _accept(self, unit: FillUnit, replies: list[Future[DecodeReply]]) -> None:
+        for reply in replies:
+            unit.source.accept(reply.result())
+        self.num_done += 1
 
     def close(self) -> None:
         """Ends the thread after the units that are being decoded."""
@@ -98,8 +108,3 @@ class ArenaFiller:
         self._pool.stop()
         if self._thread is not None:
             self._thread.join()
-
-
-def _accept(unit: FillUnit, replies: list[Future[DecodeReply]]) -> None:
-    for reply in replies:
-        unit.source.accept(reply.result())

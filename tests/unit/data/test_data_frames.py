@@ -3,20 +3,23 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lf_ray.data.batches.filling import fill_cache
 from lf_ray.data.batches.opening import open_training_set
-from lf_ray.data.batches.training_set import TrainingSet
+from lf_ray.data.batches.training_set import CacheState, TrainingSet
 from lf_ray.data.frames.arena import FrameArena, FrameState
 from lf_ray.data.frames.fill import ArenaFiller
 from lf_ray.data.frames.pool import DecoderPool
-from lf_ray.data.frames.request import Answerer
+from lf_ray.data.frames.request import Answerer, DecodeReply, DecodeRequest
 from lf_ray.data.stream import Picks
 from lf_ray.data.video import Frame, FrameSize, VideoReader, write_video
+from lf_ray.errors import DataError
 from lf_ray.settings import DataSettings, ModelSettings
 
 SIZE = FrameSize(4, 6)
@@ -169,6 +172,34 @@ def test_filling_covers_every_frame_once_over_ranks(tiny_set: Path, tmp_path: Pa
         filler.close()
     assert not training_set.unfilled()
     assert not opened(tiny_set, tmp_path).unfilled()
+
+
+def test_a_sweeps_cache_is_filled_before_it_begins(tiny_set: Path, tmp_path: Path) -> None:
+    training_set = opened(tiny_set, tmp_path, cache=False)
+    assert training_set.cache_state() is CacheState.OFF
+    fill_cache(training_set, pytest.fail)
+    assert training_set.cache_state() is CacheState.WHOLE
+    training_set.close()
+
+
+def test_filling_that_stands_still_is_an_error(
+    tiny_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    def stuck(answerer: Answerer, request: DecodeRequest) -> DecodeReply:
+        released.wait(20)
+        return DecodeReply(request.camera)
+
+    monkeypatch.setattr(Answerer, "answer", stuck)
+    said: list[str] = []
+    # Closing waits for the request that is being answered.
+    timer = threading.Timer(2.0, released.set)
+    timer.start()
+    with pytest.raises(DataError, match="no progress after 0 of 3"):
+        fill_cache(opened(tiny_set, tmp_path), said.append, silent_s=0.1)
+    timer.join()
+    assert "72 frames" in said[0]
 
 
 def test_a_changed_video_is_decoded_anew(own_set: Path, tmp_path: Path) -> None:
