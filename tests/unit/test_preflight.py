@@ -19,6 +19,18 @@ def test_a_laptop_and_a_box_pass() -> None:
     check_machine(compose("overlap", [], BOX), BOX, lambda: "")
 
 
+def test_eight_gloo_ranks_can_be_tried_out_on_a_laptop() -> None:
+    check_machine(compose("overlap", ["cluster.workers=8"], LAPTOP), LAPTOP)
+
+
+def test_the_eight_gpus_of_a_box_are_a_group_of_their_own() -> None:
+    config = compose("overlap", ["cluster=one_node_8gpu", "data=synthetic"], BOX)
+    assert (config.num_workers, config.cluster.device, config.model.size) == (8, "cuda", "3b")
+    check_machine(config, BOX, lambda: "")
+    with pytest.raises(MachineError, match=r"cluster\.workers=1 or less"):
+        check_machine(config, replace(BOX, gpus=BOX.gpus[:1]), lambda: "")
+
+
 def test_one_worker_has_nothing_to_overlap() -> None:
     config = compose("overlap", ["cluster.workers=1"], LAPTOP)
     with pytest.raises(ConfigError, match=r"baseline\.py"):
@@ -29,7 +41,7 @@ def test_one_worker_has_nothing_to_overlap() -> None:
 @pytest.mark.parametrize(
     ("machine", "words", "says"),
     [
-        (LAPTOP, ["cluster.workers=3"], "cluster.workers=2 or less"),
+        (LAPTOP, ["cluster.workers=9"], "cluster.workers=8 or less"),
         (BOX, ["cluster.workers=9"], "cluster.workers=8 or less"),
         (replace(LAPTOP, memory_bytes=10**9), [], "GB of memory"),
         (replace(LAPTOP, shm_bytes=64 * 10**6), [], "--shm-size"),
