@@ -174,7 +174,7 @@ def _winner_words(answer: Answer) -> list[str]:
 
 
 def _joint_words(answer: Answer) -> list[str]:
-    if answer.verdict is not Verdict.IMPROVED or answer.winner is None:
+    if answer.verdict is not Verdict.IMPROVED or answer.winner is None or answer.batch:
         return []
     if answer.knee_knobs == answer.winner.knobs:
         return ["All knees together are the best point itself."]

@@ -25,6 +25,10 @@ _SIDES = {
 _SMOKE_TRIALS = 8
 _SMOKE_STAGE_S = 75.0
 _SEARCH_SHARE = 0.75
+_NO_TIME = (
+    "measure=smoke has no time for training runs after four searches: python sweeps/batch_lr.py "
+    "makes them"
+)
 
 
 class StageKind(StrEnum):
@@ -98,6 +102,8 @@ def stages_of(searches: Stages, config: SweepConfig, rules: Rules, baseline: Kno
         stages.append(_closing(TOGETHER, StageKind.TOGETHER, rules, config))
     if any(_varies_batch(literal) for literal in searches.values()):
         stages.append(_closing(LEARNING, StageKind.LEARNING, rules, config, _lr_rules(searches)))
+        if len(searches) > 1 and config.measure.level is MeasureLevel.smoke:
+            stages[-1] = replace(stages[-1], dead=_NO_TIME)
     return stages
 
 

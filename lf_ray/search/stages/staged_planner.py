@@ -186,13 +186,16 @@ class StagedPlanner:
             "status": "dead" if stage.dead else "begun",
             "knobs": dict(self._start),
         }
+        searches = stage.kind is StageKind.SEARCH
+        if searches:
+            payload["space"] = space_from_literal(stage.literal, self._start).to_plain()
         if stage.dead:
-            payload["space"] = space_from_literal(stage.literal, self._start).to_plain()
             payload["reason"] = stage.dead
-            return Line("stage", payload, f"stage {stage.name}: dead here, {stage.dead}")
+            how = "dead here" if searches else "left out"
+            return Line("stage", payload, f"stage {stage.name}: {how}, {stage.dead}")
         words = f"stage {stage.name} begins"
-        if stage.kind is StageKind.SEARCH:
-            payload["space"] = space_from_literal(stage.literal, self._start).to_plain()
+        if searches:
+            words += f" from {', '.join(stage.literal)} as they are"
         elif stage.kind is StageKind.TOGETHER:
             sides = sides_of(self._space, self._won)
             payload["sides"] = [{"label": s.label, "knobs": dict(s.knobs)} for s in sides]
