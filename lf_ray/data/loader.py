@@ -98,6 +98,7 @@ class BatchLoader:
         self._changed = threading.Condition()
         self._ready: deque[tuple[Batch, int, Skipped]] = deque()
         self._skipped = NONE_SKIPPED
+        self._told_lost = 0
         self._made_position = 0
         self._taken_position = 0
         self._generation = 0
@@ -145,6 +146,13 @@ class BatchLoader:
             "data_decode_threads": self._decode_threads,
             "data_cache": str(self.source.cache_state()),
         }
+
+    def news(self) -> list[str]:
+        """Returns in words what went wrong since it was asked last, and was got over."""
+        before, self._told_lost = self._told_lost, self._pool.num_lost
+        lost = self._told_lost - before
+        times = "once" if lost == 1 else f"{lost} times"
+        return [f"a decoding process died {times} and was replaced"] if lost else []
 
     def take_skipped(self) -> Skipped:
         """Returns what the batches that were taken since the last call lack."""
@@ -216,7 +224,7 @@ class BatchLoader:
             self._lookahead.forget()
             self._pool.close()
             self._num_workers, self._decode_threads = num_workers, threads
-            self._pool = DecoderPool(num_workers, threads)
+            self._pool, self._told_lost = DecoderPool(num_workers, threads), 0
             if caches != self._caches:
                 self._filler.close()
                 self._caches = caches

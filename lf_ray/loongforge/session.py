@@ -184,6 +184,10 @@ class LoongForgeSession:
         """Returns nothing: LoongForge logs no memory."""
         return {}
 
+    def news(self) -> list[str]:
+        """Returns nothing: LoongForge says nothing of its data."""
+        return []
+
     def reset(self) -> Mapping[str, float]:
         """Ends this rank's child with all that it started."""
         if self._running is not None and self._running.child is not None:

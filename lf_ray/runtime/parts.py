@@ -88,6 +88,10 @@ class Loader(Protocol):
         """Returns what the batches that were taken since the last call lack."""
         ...
 
+    def news(self) -> list[str]:
+        """Returns in words what went wrong since it was asked last, and was got over."""
+        ...
+
     def close(self) -> None:
         """Ends its worker processes."""
         ...

@@ -231,6 +231,10 @@ class Session:
         """Returns bytes by name: allocated, reserved, peak ..."""
         return {**memory_bytes(self._device), **self._memory.bytes()}
 
+    def news(self) -> list[str]:
+        """Returns in words what the data went through since it was asked last, and got over."""
+        return self._feed.loader.news() if self._feed is not None else []
+
     def reset(self) -> Mapping[str, float]:
         """Restores the state before any trial and returns the memory levels that prove it.
 

@@ -39,6 +39,12 @@ _ERRORS: Mapping[str, type[Exception]] = {
 }
 
 
+TWO_TENSORS = (
+    GradientTensor(name="b", num_elements=2, layer="l1"),
+    GradientTensor(name="a", num_elements=1, layer="l0"),
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
     """Something that goes wrong, once or each time.
@@ -46,8 +52,9 @@ class Fault:
     Attributes:
         kind: oom | exception | capture | settings | machine | data (raised), sigkill | sigstop
             (the process itself), nan (a loss), sleep (late by `seconds`), disagree (other effective
-            settings than rank 0), mismatch (others than asked), short (one step less).
-        phase: start | build | rehearsal | capture | step | collective | gate | reset.
+            settings than rank 0), mismatch (others than asked), short (one step less), news (it
+            got over something).
+        phase: start | build | rehearsal | capture | step | collective | gate | memory | reset.
         ranks: where it happens.
         request: id of the request; None for any.
         step: in which step of the visit (phases step and collective).
@@ -107,6 +114,7 @@ class FakeSession:
     base_s: float = 0.01
     sleeps: bool = True
     samples_per_step: int = 8
+    told_gradients: tuple[GradientTensor, ...] = TWO_TENSORS
     lr: list[float] = field(default_factory=list)
     costs_s: dict[str, float] = field(default_factory=dict)
     request: TrialRequest | None = None
@@ -120,13 +128,8 @@ class FakeSession:
 
     @property
     def gradients(self) -> tuple[GradientTensor, ...]:
-        """Returns two tensors once a step has run."""
-        if self.step == 0:
-            return ()
-        return (
-            GradientTensor(name="b", num_elements=2, layer="l1"),
-            GradientTensor(name="a", num_elements=1, layer="l0"),
-        )
+        """Returns what it was told to say, once a step has run."""
+        return self.told_gradients if self.step else ()
 
     def prepare(self, request: TrialRequest) -> Mapping[str, KnobValue]:
         """Takes the request; returns its knobs and the rank's opinion of them."""
@@ -213,6 +216,10 @@ class FakeSession:
         """Returns a level that grows with the rank."""
         return {"allocated": 100.0 + self.rank}
 
+    def news(self) -> list[str]:
+        """Returns what a fault of kind `news` in phase memory says."""
+        return ["a fake process was replaced"] if self._fault("memory") == "news" else []
+
     def reset(self) -> Mapping[str, float]:
         """Restores weights and draws."""
         self.calls.append("reset")
@@ -251,6 +258,7 @@ class FakeFactory:
     faults: tuple[Fault, ...] = ()
     base_s: float = 0.01
     sleeps: bool = True
+    gradients: tuple[GradientTensor, ...] = TWO_TENSORS
 
     def __call__(self, place: Any) -> FakeSession:
         """Returns the session of the rank at this place."""
@@ -267,6 +275,7 @@ class FakeFactory:
             faults=self.faults,
             base_s=self.base_s,
             sleeps=self.sleeps,
+            told_gradients=self.gradients,
         )
 
 

@@ -39,6 +39,10 @@ class SyntheticLoader:
         self._next += 1
         return batch, 0.0
 
+    def news(self) -> list[str]:
+        """Returns nothing: nothing can go wrong here."""
+        return []
+
     def seek(self, sample_index: int) -> None:
         """Goes to the batch that starts at this sample, counted over all ranks."""
         self._next = sample_index // (self._samples_per_batch * self.num_ranks)

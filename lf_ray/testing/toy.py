@@ -98,6 +98,10 @@ class ToyLoader:
         x_BW, y_BW = torch.stack(rows).chunk(2, dim=1)
         return {"x_BW": x_BW, "y_BW": y_BW}, 0.0
 
+    def news(self) -> list[str]:
+        """Returns nothing: nothing can go wrong here."""
+        return []
+
     def seek(self, sample_index: int) -> None:
         """Goes to a sample, counted over all ranks."""
         self._position = sample_index

@@ -82,7 +82,7 @@ def run_visit(
         visit.capture()
         visit.check_numerics()
         rule = visit.measure()
-        visit.read_memory()
+        visit.read_memory_and_news()
         visit.measure_noise()
         visit.reference()
         return visit.completed(rule)
@@ -123,6 +123,7 @@ class _Visit:
     request: TrialRequest
     settings: VisitSettings
     ledger: Ledger
+    news: str = ""
 
     def _gate(
         self, phase: str, limit_s: float, action: Callable[[], T], *, communicated: bool = True
@@ -224,9 +225,14 @@ class _Visit:
         if outcome is not None:
             raise _Ended(outcome)
 
-    def read_memory(self) -> None:
-        """Collects every rank's memory while the trial still stands."""
-        self.ledger.add_memory(self.bench.control.gather(dict(self.session.memory())))
+    def read_memory_and_news(self) -> None:
+        """Collects every rank's memory, and what it got over, while the trial still stands."""
+        told = {"memory": dict(self.session.memory()), "news": list(self.session.news())}
+        everywhere = self.bench.control.gather(told)
+        self.ledger.add_memory([item["memory"] for item in everywhere])
+        self.news = "; ".join(
+            f"rank {rank}: {text}" for rank, item in enumerate(everywhere) for text in item["news"]
+        )
 
     def measure_noise(self) -> None:
         """Takes the gradient noise where the request asks for it; no timed step is left to run."""
@@ -256,7 +262,8 @@ class _Visit:
             error = f"{samples} samples a step"
         if error:
             return self.record(_invalid("unsteady", f"no throughput ({rule}): {error}"))
-        return self.record(TrialOutcome(kind=OutcomeKind.COMPLETED, stop_rule=rule))
+        outcome = TrialOutcome(kind=OutcomeKind.COMPLETED, reason=self.news, stop_rule=rule)
+        return self.record(outcome)
 
     def record(self, outcome: TrialOutcome) -> TrialRecord:
         """Returns what is kept of the visit, as far as it came."""

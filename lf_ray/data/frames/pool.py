@@ -27,9 +27,14 @@ class Worker(Protocol):
 
 
 class ChildWorker:
-    """A decoding process that is started when first needed, and again when it was killed."""
+    """A decoding process that is started when first needed, and again when it was killed.
+
+    Attributes:
+        num_lost: how often it was found dead.
+    """
 
     def __init__(self, threads: int) -> None:
+        self.num_lost = 0
         self._threads = threads
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -44,6 +49,7 @@ class ChildWorker:
             try:
                 return self._asked(request)
             except (EOFError, OSError):
+                self.num_lost += 1
                 self.close()
         return unreadable(request, "the decoding process died twice on it")
 
@@ -111,8 +117,15 @@ class DecoderPool:
 
     def pids(self) -> list[int]:
         """Returns the ids of the decoding processes."""
-        children = [worker for worker in self._workers if isinstance(worker, ChildWorker)]
-        return [child.pid for child in children if child.pid is not None]
+        return [child.pid for child in self._children() if child.pid is not None]
+
+    @property
+    def num_lost(self) -> int:
+        """Returns how often a decoding process was found dead."""
+        return sum(child.num_lost for child in self._children())
+
+    def _children(self) -> list[ChildWorker]:
+        return [worker for worker in self._workers if isinstance(worker, ChildWorker)]
 
     def stop(self) -> None:
         """Cancels what has not been begun, without waiting."""

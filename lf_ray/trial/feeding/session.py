@@ -123,6 +123,10 @@ class FeedingSession:
         """Returns the resident bytes of this process."""
         return {"peak": float(process_rss_bytes())}
 
+    def news(self) -> list[str]:
+        """Returns in words what the loader went through since it was asked last."""
+        return self._loader.news() if self._loader is not None else []
+
     def reset(self) -> Mapping[str, float]:
         """Does nothing: `prepare` begins anew."""
         return {}

@@ -76,6 +76,13 @@ class WorkerSession(Protocol):
         """Returns bytes by name: allocated, reserved, peak ..."""
         ...
 
+    def news(self) -> Sequence[str]:
+        """Returns in words what went wrong on this rank since it was asked last, and was got over.
+
+        A decoding process that was killed and replaced, frames that were skipped.
+        """
+        ...
+
     def reset(self) -> Mapping[str, float]:
         """Restores the state before any trial and returns the memory levels that prove it."""
         ...
