@@ -1,5 +1,8 @@
 """`python -m lf_ray.bench data PATH`: samples a second, by stage and by worker count.
 
+    python -m lf_ray.bench data PATH --model nano --batch 4       frames as nano wants them
+    python -m lf_ray.bench data PATH --batch 32 --workers 4,8,16 --rounds 3
+
 Ours and a plain PyTorch DataLoader (one PyAV seek for each frame, files kept open) deliver the same
 pictures from the same files, in turns within one run: warm (ours from the frame cache, both with
 the files in memory) and cold (frame cache empty, files dropped from memory; our start-up counts,
@@ -313,6 +316,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lf_ray.bench data", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("path", help="folder of a LeRobot data set")
     parser.add_argument("--model", default="3b", choices=("nano", "3b"), help="decides frame size")
     parser.add_argument("--embodiment", help="embodiment tag")

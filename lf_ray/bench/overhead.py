@@ -1,5 +1,8 @@
 """`python -m lf_ray.bench overhead`: seconds between trials, warm and as a plain Ray Tune sweep.
 
+    python -m lf_ray.bench overhead                                what this machine has
+    python -m lf_ray.bench overhead --trials 3 --seconds 1 model=nano cluster.workers=2
+
 The same points, session and number of steps twice in one run: on one warm group (`ours`), and as
 one would write it (`plain`): a Tune function that builds a TorchTrainer for each trial. Between
 trials lie reset, preparation, Tune and, for plain, the workers' start. The warm group's one start

@@ -1,5 +1,8 @@
 """`python -m lf_ray.bench search`: GPU-seconds until an answer is right, ours and others'.
 
+    python -m lf_ray.bench search                               one simulated cluster, all searchers
+    python -m lf_ray.bench search --tables outputs/*/*/journal.jsonl --seeds 8     your own sweeps
+
 Every searcher starts with the same two points (baseline, article's setting) on the same tables,
 under a simulated clock that charges start-up, capture, failures and thinking. Nobody is given the
 simulator as a prior. A table of figures, then one line of JSON.
@@ -167,7 +170,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m lf_ray.bench search", description=(__doc__ or "").splitlines()[0]
+        prog="python -m lf_ray.bench search",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--tables",

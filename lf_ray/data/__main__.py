@@ -1,7 +1,7 @@
 """`python -m lf_ray.data check PATH`: is this data set trainable, and if not, what to fix.
 
-    python -m lf_ray.data check my_so100 --embodiment new_embodiment --modality modality.json
-    python -m lf_ray.data check my_so100 --write-modality       drafts a modality.json
+python -m lf_ray.data check my_so100 --embodiment new_embodiment --modality modality.json
+python -m lf_ray.data check my_so100 --write-modality       drafts a modality.json
 """
 
 import argparse

@@ -174,7 +174,11 @@ def _refusal(path: Path, config: GrootConfig, verdict: Verdict) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="models.groot_n1_6.weights", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m models.groot_n1_6.weights",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     keys = commands.add_parser("keys", help="print name, shape, dtype and trainable of every key")
     keys.add_argument("size", nargs="?", default="3b", choices=SIZES)
