@@ -5,6 +5,8 @@ ranks and the faults of `planned_faults`, reached through `submit` and `state`. 
 request ids, so one group serves all cases.
 """
 
+import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,9 +30,14 @@ class SubmittingGroup(Protocol):
 
     Attributes:
         step_s: deadline of a step; a slow first batch takes three times as long.
+        kept_within_s: from the end of a trial that left the group as it was to the next one's
+            first step; `replaced_within_s`: where the group was replaced. Generous: a quiet
+            machine takes 2 s and 30 s at most.
     """
 
     step_s: float
+    kept_within_s: float
+    replaced_within_s: float
 
     def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Runs a request and returns its record."""
@@ -50,8 +57,7 @@ def planned_faults(marks: Path, step_s: float) -> tuple[Fault, ...]:
 
     one = (1,)
     return (
-        Fault(request="oom_all", kind="oom", phase="rehearsal"),
-        Fault(request="oom_one", kind="oom", phase="build", ranks=one),
+        *out_of_memory_faults(),
         Fault(request="nan", kind="nan", phase="step", ranks=one, step=6),
         Fault(request="slow_batch", kind="sleep", phase="rehearsal", ranks=one, seconds=slow_s),
         Fault(request="gate", kind="gate", phase="gate"),
@@ -67,8 +73,6 @@ def planned_faults(marks: Path, step_s: float) -> tuple[Fault, ...]:
             step=5,
             once=once("raises"),
         ),
-        Fault(request="late_oom", kind="oom", phase="step", ranks=one, step=25),
-        Fault(request="late_oom_all", kind="oom", phase="step", step=25),
         Fault(request="capture", kind="capture", phase="capture"),
         Fault(
             request="killed",
@@ -89,7 +93,27 @@ def planned_faults(marks: Path, step_s: float) -> tuple[Fault, ...]:
         Fault(request="stopped", kind="sigstop", phase="step", ranks=one, step=5),
         Fault(request="hung", kind="sleep", phase="step", ranks=one, step=5, seconds=3600),
         Fault(request="leaks", kind="exception", phase="reset", ranks=one, once=once("leaks")),
+        Fault(request="news", kind="news", phase="memory", ranks=one),
         Fault(request="short", kind="short", phase="step", ranks=one, step=5),
+    )
+
+
+GATES_OF_MEMORY: Mapping[str, tuple[str, int]] = {
+    "build": ("build", 0),
+    "rehearsal": ("rehearsal", 0),
+    "first_step": ("step", 0),
+    "capture": ("capture", 0),
+    "late": ("step", 25),
+}
+"""Where memory runs out: a phase of the session and a step. In the first two nothing is sent."""
+
+
+def out_of_memory_faults() -> tuple[Fault, ...]:
+    """Returns a fault for each gate, on both ranks (`oom_GATE_all`) and on rank 1 (`.._one`)."""
+    return tuple(
+        Fault(request=f"oom_{gate}_{who}", kind="oom", phase=phase, ranks=ranks, step=step)
+        for gate, (phase, step) in GATES_OF_MEMORY.items()
+        for who, ranks in (("all", (0, 1)), ("one", (1,)))
     )
 
 
@@ -135,24 +159,13 @@ class WarmContract:
         assert second.outcome.costs_s["restart"] == 0.0
         assert incarnation(second) == incarnation(first)
 
-    def test_out_of_memory_on_all_ranks(self, group: SubmittingGroup) -> None:
+    def test_out_of_memory_in_build(self, group: SubmittingGroup) -> None:
         """Before communication it is an answer, and the group stays."""
-        before = submitted(group, "before")
-        record = submitted(group, "oom_all")
-        assert record.outcome.kind is OutcomeKind.INFEASIBLE
-        assert record.outcome.error_kind == "oom"
-        assert "2 of 2 ranks" in record.outcome.reason
-        assert incarnation(submitted(group, "after")) == incarnation(before)
+        check_out_of_memory(group, "build", is_replaced=False)
 
-    def test_out_of_memory_on_one_rank(self, group: SubmittingGroup) -> None:
+    def test_out_of_memory_in_the_rehearsal(self, group: SubmittingGroup) -> None:
         """The other ranks hear of it at the gate; nobody hangs, and the group stays."""
-        before = submitted(group, "before")
-        record = submitted(group, "oom_one")
-        assert record.outcome.kind is OutcomeKind.INFEASIBLE
-        assert record.outcome.rank == 1
-        after = submitted(group, "after")
-        assert after.outcome.kind is OutcomeKind.COMPLETED
-        assert incarnation(after) == incarnation(before)
+        check_out_of_memory(group, "rehearsal", is_replaced=False)
 
     def test_divergence_names_the_rank(self, group: SubmittingGroup) -> None:
         """A NaN on a rank other than 0 ends the trial; another run would repeat it."""
@@ -170,6 +183,12 @@ class WarmContract:
         assert record.outcome.kind is OutcomeKind.COMPLETED
         assert record.metrics["attempts"] == 1.0
         assert record.outcome.costs_s["prepare"] > 2.9 * group.step_s
+
+    def test_what_a_rank_got_over_is_told(self, group: SubmittingGroup) -> None:
+        """The trial counts, and its record says what happened on which rank."""
+        record = submitted(group, "news")
+        assert record.outcome.kind is OutcomeKind.COMPLETED
+        assert record.outcome.reason == "rank 1: a fake process was replaced"
 
     def test_other_numbers_are_invalid(self, group: SubmittingGroup) -> None:
         """The gate's verdict and the step that differs are in the reason."""
@@ -212,7 +231,9 @@ class LostWorkerContract:
         assert record.metrics["attempts"] == 2.0
         assert "failed: the process of rank 1 is gone" in record.outcome.reason
         assert incarnation(record) == incarnation(before) + 1
-        assert record.clock_s["lost"] < record.clock_s["first_step"]
+        seconds = record.clock_s["first_step"] - record.clock_s["lost"]
+        assert seconds > 0.0
+        tell_seconds("worker killed in a step", seconds, group.replaced_within_s)
 
 
 class ReplacedContract:
@@ -240,20 +261,17 @@ class ReplacedContract:
         assert record.outcome.kind is OutcomeKind.COMPLETED
         assert "[attempt 1: failed: rank 1, steps" in record.outcome.reason
 
-    def test_late_out_of_memory_on_one_rank(self, group: SubmittingGroup) -> None:
+    def test_out_of_memory_in_the_first_step(self, group: SubmittingGroup) -> None:
         """In the middle of communication: still an answer, but the group is replaced."""
-        before = submitted(group, "before")
-        record = submitted(group, "late_oom")
-        assert record.outcome.kind is OutcomeKind.INFEASIBLE
-        assert record.outcome.rank == 1
-        assert record.metrics["attempts"] == 1.0
-        assert incarnation(submitted(group, "after")) == incarnation(before) + 1
+        check_out_of_memory(group, "first_step", is_replaced=True)
 
-    def test_late_out_of_memory_on_all_ranks(self, group: SubmittingGroup) -> None:
-        """Who has sent what is unknown, so the group is replaced as well."""
-        record = submitted(group, "late_oom_all")
-        assert record.outcome.kind is OutcomeKind.INFEASIBLE
-        assert submitted(group, "after").outcome.kind is OutcomeKind.COMPLETED
+    def test_out_of_memory_in_capture(self, group: SubmittingGroup) -> None:
+        """A capture that failed poisons the process, whatever the reason."""
+        check_out_of_memory(group, "capture", is_replaced=True)
+
+    def test_late_out_of_memory(self, group: SubmittingGroup) -> None:
+        """Who has sent what is unknown, on one rank and on all."""
+        check_out_of_memory(group, "late", is_replaced=True)
 
     def test_a_failed_capture(self, group: SubmittingGroup) -> None:
         """It would fail again, so it is not retried; the process is poisoned."""
@@ -302,6 +320,37 @@ class ReplacedContract:
         assert record.outcome.reason == ""
         assert record.outcome.costs_s["restart"] > 0.0
         assert incarnation(record) == incarnation(before) + 1
+
+
+def check_out_of_memory(group: SubmittingGroup, gate: str, *, is_replaced: bool) -> None:
+    """Runs out of memory at a gate, on all ranks and on one; tells when the next trial measured."""
+    within_s = group.replaced_within_s if is_replaced else group.kept_within_s
+    for who in ("all", "one"):
+        before = submitted(group, "before")
+        record = submitted(group, f"oom_{gate}_{who}")
+        assert record.outcome.kind is OutcomeKind.INFEASIBLE
+        assert record.outcome.error_kind == "oom"
+        assert record.outcome.group_lost is is_replaced
+        if who == "one":
+            assert record.outcome.rank == 1
+        elif not is_replaced:
+            assert "2 of 2 ranks" in record.outcome.reason
+        assert record.metrics["attempts"] == 1.0
+        after = submitted(group, "after")
+        assert after.outcome.kind is OutcomeKind.COMPLETED
+        assert incarnation(after) == incarnation(before) + is_replaced
+        seconds = after.clock_s["first_step"] - record.clock_s["finished"]
+        tell_seconds(f"out of memory, {gate}, {who}", seconds, within_s)
+
+
+def tell_seconds(fault: str, seconds: float, within_s: float) -> None:
+    """Writes one JSON line with the seconds from a fault to the next first step, and checks them.
+
+    `pytest -s` or `-rP` shows the lines.
+    """
+    line = {"fault": fault, "next_first_step_s": round(seconds, 3), "n": 1, "bound_s": within_s}
+    sys.stdout.write(json.dumps(line) + "\n")
+    assert seconds < within_s, line
 
 
 def submitted(group: SubmittingGroup, name: str, **changes: Any) -> TrialRecord:

@@ -124,6 +124,8 @@ class ThreadGroup:
     """An owner on its own event loop, called from the test's thread as a Ray actor would be."""
 
     step_s = 0.5
+    kept_within_s = 15.0
+    replaced_within_s = 30.0
 
     def __init__(self, launcher: ThreadLauncher, **owner_options: Any) -> None:
         self.launcher = launcher

@@ -24,6 +24,8 @@ class RayGroup:
     """Ray, an owner and its two workers, for as long as a test module needs them."""
 
     step_s = 2.0
+    kept_within_s = 30.0
+    replaced_within_s = 180.0
 
     def __init__(self, folder: Path, faults: tuple[Fault, ...] | None = None) -> None:
         config = two_workers()
