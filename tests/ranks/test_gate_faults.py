@@ -35,6 +35,8 @@ class FaultyCollective(GroupCollective):
         fault = self._parts.fault if self._count == 2 else ""
         if fault == "stale":
             return
+        if fault == "slight":
+            values_N.mul_(1 + 1e-5)
         super().start(values_N)
         if fault == "twice":
             super().wait()
@@ -46,7 +48,7 @@ class FaultyCollective(GroupCollective):
 
 
 class FaultyModel(ToyModel):
-    """Loses its second micro-batch."""
+    """Loses its second micro-batch; or adds numbers in an order of its own, as atomics do."""
 
     parts: "FaultyParts"
     calls = 0
@@ -55,6 +57,9 @@ class FaultyModel(ToyModel):
         loss = super().head_loss(features, batch, draws)
         self.calls += 1
         lost = self.parts.fault == "dropped" and self.calls % 2 == 0
+        if self.parts.atomics and not torch.are_deterministic_algorithms_enabled():
+            self.parts.order = -self.parts.order
+            loss = loss * (1 + self.parts.order * 1e-4)
         return loss * 0.0 if lost else loss
 
 
@@ -62,6 +67,8 @@ class FaultyParts(ToyParts):
     """Sound until `fault` says what breaks."""
 
     fault = ""
+    atomics = False
+    order = 1.0
 
     def model(self, config: SweepConfig, device: torch.device) -> Any:
         model = FaultyModel()
@@ -152,3 +159,40 @@ def test_loss_that_is_no_number_is_named_with_its_rank(ranks: Ranks) -> None:
     for verdict in ranks(2).run(_nan_on_rank, 1):
         assert not verdict["passed"]
         assert "rank 1: loss is nan" in verdict["reason"]
+
+
+def _gate_of_unsteady(place: RankPlace, fault: str) -> list[dict[str, Any]]:
+    """The reference differs from itself; the fault is smaller than that."""
+    parts = FaultyParts()
+    parts.atomics, parts.fault = True, fault
+    session = Session(
+        toy_config(place.world_size),
+        place.rank,
+        place.world_size,
+        "cpu",
+        place.work_group,
+        place.control_group,
+        parts,
+    )
+    gates = []
+    for size_kib in (8, 4):
+        knobs = {"overlap.bucket_size_mb": size_kib / 1024, "overlap.ratio": 0.5}
+        session.prepare(toy_request(toy_config(place.world_size), knobs))
+        session.run(3)
+        gates.append(session.gate().to_json())
+        session.reset()
+    assert not torch.are_deterministic_algorithms_enabled()
+    return gates
+
+
+def test_a_fault_below_the_spread_of_atomics_is_caught_by_the_deterministic_gate(
+    ranks: Ranks,
+) -> None:
+    for first, other in ranks(2).run(_gate_of_unsteady, ""):
+        assert first["passed"], first
+        assert other["passed"], other
+    for first, other in ranks(2).run(_gate_of_unsteady, "slight"):
+        assert not first["passed"]
+        assert first["reason"].startswith("under deterministic algorithms")
+        # once a group: the next plan is held to the spread alone
+        assert other["passed"], other

@@ -5,7 +5,7 @@ Shape suffix: N elements of the flat buffers.
 
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -59,6 +59,7 @@ class NumericsWatch:
         self._references: dict[Hashable, Reference] = {}
         self._plan_words: dict[Hashable, tuple[str, ...]] = {}
         self._trial: _Trial | None = None
+        self._deterministic: tuple[BucketPlan, GateResult] | None = None
 
     @property
     def held_tensors(self) -> list[Tensor]:
@@ -125,8 +126,40 @@ class NumericsWatch:
             runs.append(digests)
         self._references[key] = Reference(tuple(runs[0]), spread_frac(*runs), shards[0])
 
+    def wants_deterministic_gate(self, key: Hashable) -> bool:
+        """Returns whether a reference differs from itself and no deterministic gate was run yet.
+
+        Every rank must call it: a difference on one of them counts for all.
+        """
+        differs: list[Any] = [self._references[key].spread_frac > 0.0]
+        if self._control_group is not None and self._num_ranks > 1:
+            mine, differs = differs[0], [None] * self._num_ranks
+            dist.all_gather_object(differs, mine, group=self._control_group)
+        return self._deterministic is None and any(differs)
+
+    def keep_deterministic_gate(self, key: Hashable) -> None:
+        """Judges the steps just watched against their reference, and forgets that reference."""
+        assert self._trial is not None
+        self._deterministic = (self._trial.buckets, self._compared())
+        del self._references[key]
+
     def result(self) -> GateResult:
         """Returns the verdict on the trial; every rank must call it."""
+        verdict = self._compared()
+        assert self._trial is not None
+        if self._deterministic is None or self._deterministic[0] != self._trial.buckets:
+            return verdict
+        strict = self._deterministic[1]
+        if strict.passed or not verdict.passed:
+            return verdict
+        return replace(
+            verdict,
+            passed=False,
+            worst_frac=strict.worst_frac,
+            reason=f"under deterministic algorithms: {strict.reason}",
+        )
+
+    def _compared(self) -> GateResult:
         trial = self._trial
         assert trial is not None
         reference = self._references[trial.key]
