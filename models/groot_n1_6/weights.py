@@ -2,6 +2,7 @@
 
     python -m models.groot_n1_6.weights keys [nano|3b]   one line a key; nothing is allocated
     python -m models.groot_n1_6.weights check PATH       is it loadable, and if not, why
+    python -m models.groot_n1_6.weights check PATH data.path=DIR    and does it know this data
 
 Loading is strict: every missing, unknown and misshapen key is in one message. What is loaded keeps
 the dtype that the model was built with; what is saved is bfloat16, as the public files are.
@@ -9,6 +10,7 @@ the dtype that the model was built with; what is saved is bfloat16, as the publi
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -184,10 +186,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keys.add_argument("size", nargs="?", default="3b", choices=SIZES)
     check = commands.add_parser("check", help="say whether a checkpoint is loadable")
     check.add_argument("path", type=Path)
+    check.add_argument(
+        "settings", nargs="*", help="data.path=DIR and what goes with it: run one batch, too"
+    )
     chosen = parser.parse_args(arguments)
     if chosen.command == "keys":
         return _print_lines(key_lines(chosen.size))
-    return _run_check(chosen.path)
+    return _run_check(chosen.path, chosen.settings)
 
 
 def _print_lines(lines: Iterator[str]) -> int:
@@ -199,7 +204,17 @@ def _print_lines(lines: Iterator[str]) -> int:
     return 0
 
 
-def _run_check(path: Path) -> int:
+def batch_check_command(path: Path, size: str, settings: Sequence[str]) -> list[str]:
+    """Returns the command that compares a checkpoint's loss on data with that of random weights.
+
+    It is the trainer's own, which knows data sets; this package does not.
+    """
+    command = [sys.executable, "-m", "lf_ray.train", "--check-weights", str(path)]
+    given = {word.partition("=")[0] for word in settings}
+    return [*command, *([] if "model" in given else [f"model={size}"]), *settings]
+
+
+def _run_check(path: Path, settings: Sequence[str]) -> int:
     try:
         size, verdict = check_checkpoint(path)
     except CheckpointFormatError as error:
@@ -209,7 +224,10 @@ def _run_check(path: Path) -> int:
         sys.stderr.write(_refusal(path, GrootConfig.of_size(size), verdict) + "\n")
         return 2
     sys.stdout.write(f"{path} is a loadable GR00T N1.6 checkpoint of size {size}\n")
-    return 0
+    sys.stdout.flush()
+    if not settings:
+        return 0
+    return subprocess.run(batch_check_command(path, size, settings), check=False).returncode
 
 
 if __name__ == "__main__":

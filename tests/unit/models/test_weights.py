@@ -285,6 +285,18 @@ def test_check_says_loadable_and_which_size(
     assert "a loadable GR00T N1.6 checkpoint of size nano" in capsys.readouterr().out
 
 
+def test_check_with_data_asks_the_trainer(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = weights.batch_check_command(folder, "3b", ["data.path=DIR", "data.embodiment=gr1"])
+    assert command[1:5] == ["-m", "lf_ray.train", "--check-weights", str(folder)]
+    assert command[5:] == ["model=3b", "data.path=DIR", "data.embodiment=gr1"]
+    assert "model=3b" not in weights.batch_check_command(folder, "3b", ["model=nano"])
+    assert weights.main(["check", str(folder), "data=nowhere"]) == 2
+    said = capfd.readouterr()
+    assert "loadable" in said.out
+    assert "nowhere" in said.err
+    assert "Traceback" not in said.err
+
+
 def test_check_of_a_missing_path_is_a_refusal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
