@@ -3,6 +3,7 @@
 Pure. A sweep script names its stages and what varies in each; the closing ones follow from that.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -84,7 +85,7 @@ def stages_of(searches: Stages, config: SweepConfig, rules: Rules, baseline: Kno
     """
     dead = {name: dead_reason(literal, config, baseline) for name, literal in searches.items()}
     live = [name for name in searches if not dead[name]]
-    trials = _shared_out(rules.trials, live)
+    trials = _shared_out(rules.trials, {name: _num_points(searches[name]) for name in live})
     stages = []
     for name, literal in searches.items():
         timed = {knob: values for knob, values in literal.items() if knob != "batch.lr_rule"}
@@ -142,8 +143,19 @@ def _lr_rules(searches: Stages) -> tuple[str, ...]:
     return tuple(str(rule) for rule in listed) or (LrRule.linear.value,)
 
 
-def _shared_out(trials: int | None, live: Sequence[str]) -> dict[str, int]:
-    """Returns each live stage's share of `sweep.trials`, empty where none are given."""
+def _num_points(literal: Literal) -> float:
+    """Returns how many points a stage has at most; infinite where a rule says."""
+    sizes = [
+        len(values) if isinstance(values, Sequence) else math.inf for values in literal.values()
+    ]
+    return math.prod(sizes)
+
+
+def _shared_out(trials: int | None, live: Mapping[str, float]) -> dict[str, int]:
+    """Returns each live stage's share of `sweep.trials`, empty where none are given.
+
+    Evenly, but none gets more than it has points.
+    """
     if trials is None or not live:
         return {}
     if trials < 2 * len(live):
@@ -155,8 +167,11 @@ def _shared_out(trials: int | None, live: Sequence[str]) -> dict[str, int]:
                 f"Give sweep.trials={2 * len(live)} or more.",
             )
         )
-    least, rest = divmod(trials, len(live))
-    return {name: least + (index < rest) for index, name in enumerate(live)}
+    shares = dict.fromkeys(live, 2)
+    while sum(shares.values()) < trials:
+        open_stages = [name for name in live if shares[name] < live[name]] or [[*live][-1]]
+        shares[min(open_stages, key=lambda name: shares[name])] += 1
+    return shares
 
 
 def _search_rules(

@@ -195,7 +195,7 @@ class StagedPlanner:
             return Line("stage", payload, f"stage {stage.name}: {how}, {stage.dead}")
         words = f"stage {stage.name} begins"
         if searches:
-            words += f" from {', '.join(stage.literal)} as they are"
+            words += f": {', '.join(stage.literal)}"
         elif stage.kind is StageKind.TOGETHER:
             sides = sides_of(self._space, self._won)
             payload["sides"] = [{"label": s.label, "knobs": dict(s.knobs)} for s in sides]
