@@ -3,7 +3,8 @@
 A run that trains one embodiment activates its slot: the layers then hold that slice as their
 parameter and are plain linears; the resting slots stay on the host, untouched (their gradient is
 exactly zero, and AdamW at the recipe's rates leaves such rows bit-identical), until an export
-merges them back.
+merges them back. With lr x weight decay from 2^-25 on, AdamW would shrink those rows; here other
+embodiments stay as they were.
 Letters: B batch, T tokens, I input width, O output width, E slots held, D width, K time width.
 """
 

@@ -165,16 +165,21 @@ def test_views_do_not_see_each_other() -> None:
     assert torch.equal(tower(patches, (4, 4))[0], tower(changed, (4, 4))[0])
 
 
-def test_resting_embodiments_stay_bit_identical_under_the_recipes_adamw() -> None:
+@pytest.mark.parametrize(("weight_decay", "stays"), [(1e-5, True), (1e-2, False)])
+def test_resting_embodiments_stay_bit_identical_under_the_recipes_adamw(
+    weight_decay: float, stays: bool
+) -> None:
+    """True while lr x weight decay is below 2^-25; the recipe's is 1e-9."""
     table = torch.nn.Parameter(torch.randn(32, 8, 8))
     before = table.detach().clone()
-    optimizer = torch.optim.AdamW([table], lr=1e-4, weight_decay=1e-5)
+    optimizer = torch.optim.AdamW([table], lr=1e-4, weight_decay=weight_decay)
     for _ in range(20):
         table.grad = torch.zeros_like(table)
         table.grad[2] = torch.randn(8, 8)
         optimizer.step()
     rest = [slot for slot in range(32) if slot != 2]
-    assert torch.equal(table.detach()[rest], before[rest])
+    assert torch.equal(table.detach()[rest], before[rest]) is stays
+    assert (1e-4 * weight_decay < 2**-25) is stays
     assert not torch.equal(table.detach()[2], before[2])
 
 
