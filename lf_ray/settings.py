@@ -304,7 +304,8 @@ class SweepSettings:
         trials: started trials, baseline included; exact when given, else stop rules decide.
         minutes: wall-clock cap; the answer is then drawn from what was measured.
         delta: what counts as equally fast, as a share (knee, near-ties, racing).
-        round_size: suggestions drawn at once and handed out cheapest change first.
+        round_size: suggestions drawn at once and handed out cheapest change first; what one of
+            them teaches is not known to the others.
         new_lineage: resume although space, model, data or code changed, as a new sweep.
     """
 
@@ -313,7 +314,7 @@ class SweepSettings:
     seed: int = 0
     delta: float = 0.02
     sampler: SamplerKind = SamplerKind.tpe
-    round_size: int = 6
+    round_size: int = 2
     new_lineage: bool = False
 
 

@@ -6,7 +6,6 @@ best. Unlike the elbow of a curve this does not move when a longer range is swep
 """
 
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -100,11 +99,15 @@ def knee_index(values: Floats, best_index: int, delta: float) -> int:
         best_index: where the best point is on it.
         delta: what counts as equally fast, as a share.
     """
-    floor = (1 - delta) * values[best_index]
-    index = best_index
-    while index > 0 and values[index - 1] >= floor:
-        index -= 1
-    return index
+    return int(_knee_indices(values[None, :], best_index, delta)[0])
+
+
+def _knee_indices(draws: Floats, best_index: int, delta: float) -> NDArray[np.int64]:
+    """Returns the index of the knee in each row."""
+    reached = draws[:, :best_index] >= (1 - delta) * draws[:, best_index, None]
+    # From best's towards the cheap end: how many values in a row are reached.
+    in_a_row = np.logical_and.accumulate(reached[:, ::-1], axis=1).sum(axis=1)
+    return np.asarray(best_index - in_a_row, dtype=np.int64)
 
 
 def elbow_of(along: Slice) -> KnobValue | None:
@@ -144,11 +147,11 @@ class _Judgement:
     def knee(self) -> Knee:
         best = self.along.best_index
         index = knee_index(self.values, best, self.delta)
-        indices = [knee_index(draw, best, self.delta) for draw in self.draws]
+        indices = _knee_indices(self.draws, best, self.delta)
         low, high = (int(i) for i in np.percentile(indices, [2.5, 97.5], method="nearest"))
-        share = Counter(indices)[index] / len(indices)
-        flat = self._flat_frac()
-        if self._all_within(self.values):
+        share = float(np.mean(indices == index))
+        flat = float(self._all_within(self.draws).mean())
+        if self._all_within(self.values[None, :])[0]:
             status, reason = self._flat_status(flat)
             return self._knee(status, reason, index, (low, high), flat)
         status, reason = self._status(index, low, high)
@@ -191,14 +194,13 @@ class _Judgement:
         ratio = self.draws[:, end] / self.draws[:, before]
         return bool(np.isnan(ratio).any() or np.percentile(ratio, 5) > 1)
 
-    def _flat_frac(self) -> float:
-        return float(np.mean([self._all_within(draw) for draw in self.draws]))
-
-    def _all_within(self, values: Floats) -> bool:
-        known = values[np.isfinite(values)]
+    def _all_within(self, draws: Floats) -> NDArray[np.bool_]:
+        """Returns of each row whether no value that is known lies further than delta below."""
+        known = np.isfinite(draws)
         usable = all(reading.usable or reading.is_missing for reading in self.along.readings)
-        floor = (1 - self.delta) * values[self.along.best_index]
-        return usable and len(known) > 1 and bool((known >= floor).all())
+        floors = (1 - self.delta) * draws[:, self.along.best_index, None]
+        within = ((draws >= floors) | ~known).all(axis=1)
+        return np.asarray(within & (known.sum(axis=1) > 1) & usable, dtype=np.bool_)
 
     def _missing(self, values: Sequence[KnobValue]) -> str:
         return f"{', '.join(self._words(value) for value in values)} was not measured"

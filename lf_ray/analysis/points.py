@@ -127,15 +127,46 @@ def knob_key(knobs: Knobs) -> frozenset[tuple[str, KnobValue]]:
 
 def gather(records: Iterable[TrialRecord]) -> Gathered:
     """Returns the points in the order of their first record, corrected for drift and pooled."""
-    grouped: dict[str, list[TrialRecord]] = {}
-    for record in records:
-        grouped.setdefault(record.point_id, []).append(record)
-    settled = {name: [r for r in group if _settled(r)] for name, group in grouped.items()}
-    drift = _drift(settled.values())
-    visits = {name: tuple(_visit(r, drift) for r in group) for name, group in settled.items()}
-    between = between_visits([[visit.step_s for visit in group] for group in visits.values()])
-    points = tuple(_point(name, grouped[name], visits[name], between) for name in grouped)
-    return Gathered(points, between, drift)
+    return Gatherer().gather(records)
+
+
+class Gatherer:
+    """Gathers a growing list of records again and again, and does what is known only once.
+
+    What a record says by itself is kept by request and start; all that depends on other records
+    (drift, how far visits differ, what is pooled) is computed anew.
+    """
+
+    def __init__(self) -> None:
+        self._batches: dict[int, tuple[TrialRecord, tuple[float, ...]]] = {}
+        self._points: dict[str, tuple[tuple[object, ...], Point]] = {}
+
+    def gather(self, records: Iterable[TrialRecord]) -> Gathered:
+        """Returns the points in the order of their first record, corrected for drift and pooled."""
+        grouped: dict[str, list[TrialRecord]] = {}
+        for record in records:
+            grouped.setdefault(record.point_id, []).append(record)
+        settled = {name: [r for r in group if _settled(r)] for name, group in grouped.items()}
+        drift = _drift(settled.values())
+        moved = drift if drift and drift.found else None
+        steps = {name: [_step_s(r, moved) for r in group] for name, group in settled.items()}
+        between = between_visits(list(steps.values()))
+        points = []
+        for name, group in grouped.items():
+            # The point is the same as long as no record came in and nothing shared has moved.
+            key = (len(group), moved, between)
+            known = self._points.get(name)
+            if known is None or known[0] != key:
+                visits = tuple(self._visit(record, moved) for record in settled[name])
+                known = self._points[name] = (key, _point(name, group, visits, between))
+            points.append(known[1])
+        return Gathered(tuple(points), between, drift)
+
+    def _visit(self, record: TrialRecord, drift: Drift | None) -> Visit:
+        if id(record) not in self._batches:
+            # The record is kept beside, so that its number stays its own.
+            self._batches[id(record)] = record, tuple(_batch_throughputs(record))
+        return _visit(record, self._batches[id(record)][1], drift)
 
 
 def points_of(records: Iterable[TrialRecord]) -> tuple[Point, ...]:
@@ -212,17 +243,21 @@ def _drift(groups: Iterable[Sequence[TrialRecord]]) -> Drift | None:
     return drift_of(visits) if visits else None
 
 
-def _visit(record: TrialRecord, drift: Drift | None) -> Visit:
+def _step_s(record: TrialRecord, drift: Drift | None) -> Interval:
     assert record.step_s is not None
+    return drift.corrected(record.step_s, _at_s(record)) if drift else record.step_s
+
+
+def _visit(record: TrialRecord, batches: tuple[float, ...], drift: Drift | None) -> Visit:
     at_s = _at_s(record)
     factor = drift.factor(at_s) if drift else 1.0
-    step_s = drift.corrected(record.step_s, at_s) if drift else record.step_s
+    step_s = _step_s(record, drift)
     return Visit(
         id=record.request.id,
         at_s=at_s,
         step_s=step_s,
         throughput=throughput(step_s, record.samples_per_step),
-        batches=tuple(value * factor for value in _batch_throughputs(record)),
+        batches=tuple(value * factor for value in batches),
         drift_factor=factor,
     )
 

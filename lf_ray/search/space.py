@@ -141,11 +141,13 @@ _INACTIVE: Mapping[str, KnobValue] = {"pipeline.prefix": "off", "memory.block_si
 
 def point_key(knobs: Knobs) -> str:
     """Returns the point as text that is equal for equal points (4 and 4.0 are)."""
-    plain = {
-        name: float(value) if isinstance(value, int | float) else value
-        for name, value in knobs.items()
-    }
-    return json.dumps(plain, sort_keys=True)
+    # Thousands of points are asked for before each draw: json.dumps takes four times as long.
+    return "; ".join(
+        [
+            f"{name}={value}" if value.__class__ is str else f"{name}={float(value)}"
+            for name, value in sorted(knobs.items())
+        ]
+    )
 
 
 def space_from_literal(literal: Literal, baseline: Knobs) -> Space:

@@ -43,6 +43,21 @@ def dominated(knobs: Knobs, infeasible: Knobs, error_kind: str) -> bool:
     )
 
 
+def same_allocator(one: Knobs, other: Knobs) -> bool:
+    """Returns whether the same allocator hands out memory at both points."""
+    return all(one.get(name) == other.get(name) for name in _ALLOCATOR)
+
+
+def memory_key(knobs: Knobs) -> tuple[KnobValue | None, ...]:
+    """Returns the values of all knobs that have a say in what fits."""
+    return tuple(knobs.get(name) for name in (*_HOST_MONOTONE, *_ALLOCATOR))
+
+
+def demand(knobs: Knobs) -> float:
+    """Returns the samples whose activations a rank holds at once."""
+    return float(knobs["batch.per_gpu"])
+
+
 @dataclass(frozen=True, slots=True)
 class Misfit:
     """A point that was found infeasible."""
@@ -98,16 +113,10 @@ class Effects:
         self._gradients = gradients
         self._undecoded = undecoded or {}
         self._plans: dict[tuple[KnobValue, KnobValue], BucketPlan] = {}
-        self._keys: dict[tuple[tuple[str, KnobValue], ...], str] = {}
+        self._signatures: dict[tuple[KnobValue, KnobValue, KnobValue], str] = {}
 
     def key(self, knobs: Knobs) -> str:
         """Returns text that is equal for points with equal effect."""
-        items = tuple(sorted(knobs.items()))
-        if items not in self._keys:
-            self._keys[items] = self._key(knobs)
-        return self._keys[items]
-
-    def _key(self, knobs: Knobs) -> str:
         idle = self._undecoded.get(knobs.get("data.cache", ""), ())
         knobs = {name: value for name, value in knobs.items() if name not in idle}
         if not self._gradients:
@@ -116,7 +125,10 @@ class Effects:
         size, ratio, dtype = (knobs[name] for name in _OVERLAP)
         if (size, dtype) not in self._plans:
             self._plans[size, dtype] = bucket_plan(self._gradients, float(size), str(dtype))
-        return point_key({**rest, "plan": self._plans[size, dtype].signature(float(ratio))})
+        if (size, ratio, dtype) not in self._signatures:
+            signature = self._plans[size, dtype].signature(float(ratio))
+            self._signatures[size, ratio, dtype] = str(signature)
+        return point_key({**rest, "plan": self._signatures[size, ratio, dtype]})
 
 
 def undecoded_knobs(record: TrialRecord) -> dict[KnobValue, tuple[str, ...]]:

@@ -51,12 +51,26 @@ class Told:
 
     Attributes:
         error_frac: standard error of `samples_per_s`, as a share.
+        error_kind: what it ran out of, where infeasible.
+        reserved_frac: share of the device's memory that was reserved at the peak; None: unknown.
+        peak_frac: share that tensors held at the peak.
     """
 
     knobs: Knobs
     kind: OutcomeKind
     samples_per_s: float | None
     error_frac: float = 0.0
+    error_kind: str = "oom"
+    reserved_frac: float | None = None
+    peak_frac: float | None = None
+
+
+def alike(knobs: Knobs) -> tuple[float, float]:
+    """Returns the same price for every visit."""
+    return 1.0, 0.0
+
+
+PriceOf = Callable[[Knobs], tuple[float, float]]
 
 
 class Proposer(Protocol):
@@ -69,10 +83,12 @@ class Proposer(Protocol):
         count: int,
         seed: int,
         allowed: Callable[[Knobs], bool],
+        price: PriceOf = alike,
     ) -> list[dict[str, KnobValue]]:
         """Returns up to `count` distinct canonical points of the space for which `allowed` holds.
 
-        None are returned only where the space has no more.
+        None are returned only where the space has no more. `price` says what a visit costs:
+        seconds until its first step, and samples that it takes; whoever can weighs gain by it.
         """
         ...
 
@@ -98,6 +114,7 @@ class Rules:
         slice_visits: visits of each value of a slice, at most; slice_values: values, likewise.
         num_rivals: near-ties that are measured side by side, the best among them.
         winner_visits: of the best point and the baseline, at most, where visits disagree.
+        coarse_frac: half-width at which visits that only sort points may stop, as a share.
         baseline_every: visits after which the baseline is visited again, to see drift.
     """
 
@@ -105,7 +122,7 @@ class Rules:
     trials: int | None = None
     minutes: float | None = None
     delta: float = 0.02
-    round_size: int = 6
+    round_size: int = 2
     num_groups: int = 1
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     deadlines: Deadlines = field(default_factory=Deadlines)
@@ -115,6 +132,7 @@ class Rules:
     slice_values: int = 7
     num_rivals: int = 3
     winner_visits: int = 6
+    coarse_frac: float = 0.03
     baseline_every: int = 8
     gain_left_frac: float = 0.005
     max_failures: int = 3

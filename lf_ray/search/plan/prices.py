@@ -26,11 +26,10 @@ class Prices:
     change_s: dict[ChangeCost, float]
     samples_per_step: float
 
-    def cost_s(self, knobs: Knobs, samples_per_s: float) -> float:
-        """Returns the seconds of a visit of a point that runs at so many samples a second."""
+    def price(self, knobs: Knobs) -> tuple[float, float]:
+        """Returns the seconds until a visit's first step, and the samples that it takes."""
         samples = self.samples_per_step * _samples_per_rank(knobs)
-        steps_s = _SHORT_VISIT_STEPS * samples / samples_per_s
-        return self.change_s[change_cost(self.previous, knobs)] + steps_s
+        return self.change_s[change_cost(self.previous, knobs)], _SHORT_VISIT_STEPS * samples
 
 
 def prices_of(records: Sequence[TrialRecord], previous: Knobs | None) -> Prices:

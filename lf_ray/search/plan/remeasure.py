@@ -24,7 +24,7 @@ def remeasure_decision(state: SweepState, rules: Rules) -> Decision:
         return Wait("near-ties are visited one after the other, so that they can be compared")
     due = baseline_due(state, rules)
     if due:
-        return revisit(state, rules, due, "the baseline again, to see drift")
+        return revisit(state, rules, due, "the baseline again, to see drift", coarse=True)
     again = tie_visit(state, rules)
     if again is not None:
         return again

@@ -6,6 +6,7 @@ capture or start again.
 
 from collections.abc import Sequence
 
+from lf_ray.analysis.points import Point
 from lf_ray.protocol import (
     ChangeCost,
     Knobs,
@@ -25,8 +26,9 @@ from lf_ray.search.plan.visits import (
     revisit,
     trial,
 )
+from lf_ray.search.samplers.fitting import fit_probs
 from lf_ray.search.samplers.plain import RandomProposer
-from lf_ray.search.samplers.surrogate import Measured, expected_gain_frac
+from lf_ray.search.samplers.surrogate import expected_gain_frac, measured_of
 from lf_ray.search.space import Space
 
 # The article's finding, tried right after the baseline.
@@ -116,15 +118,26 @@ def round_seed(sweep_seed: int, index: int) -> int:
 def told(state: SweepState) -> list[Told]:
     """Returns what the sampler may learn from. Some outcomes say nothing of their point."""
     return [
-        Told(
-            knobs=point.knobs,
-            kind=point.outcome.kind,
-            samples_per_s=point.throughput.value if point.throughput else None,
-            error_frac=point.throughput.half_width_frac / 1.96 if point.throughput else 0.0,
-        )
+        _told(point)
         for point in state.points.values()
         if point.visits or not says_nothing(point.outcome)
     ]
+
+
+def _told(point: Point) -> Told:
+    memory, rate = point.memory_bytes, point.throughput
+    total = memory.get("device_total", 0.0)
+    reserved = memory.get("peak_reserved", memory.get("reserved"))
+    peak = memory.get("peak")
+    return Told(
+        knobs=point.knobs,
+        kind=point.outcome.kind,
+        samples_per_s=rate.value if rate else None,
+        error_frac=rate.half_width_frac / 1.96 if rate else 0.0,
+        error_kind=point.outcome.error_kind,
+        reserved_frac=reserved / total if total and reserved else None,
+        peak_frac=peak / total if total and peak else None,
+    )
 
 
 def planned_trials(space: Space) -> int:
@@ -155,7 +168,7 @@ def _next_suggestion(state: SweepState, rules: Rules) -> Decision:
         return Line("dead", {"knobs": knobs, "same_as": same_as, "reason": reason}, reason)
     again = baseline_due(state, rules)
     if again:
-        return revisit(state, rules, again, "the baseline again, to see drift")
+        return revisit(state, rules, again, "the baseline again, to see drift", coarse=True)
     cost = change_cost(state.last_knobs, knobs)
     return trial(state, rules, knobs, f"round {state.num_rounds - 1}, change: {cost}")
 
@@ -198,15 +211,12 @@ def _gain_reason(state: SweepState, rules: Rules) -> str:
 
 def gain_left_frac(state: SweepState) -> float:
     """Returns what the points not yet tried may still give, as a share of the best."""
-    measured = [
-        Measured(p.knobs, p.throughput.value, p.throughput.half_width_frac / 1.96)
-        for p in state.points.values()
-        if p.throughput is not None
-    ]
+    known = told(state)
     untried = RandomProposer().propose(
         state.space, [], MAX_CANDIDATES, 0, lambda knobs: state.ruled_out(knobs) is None
     )
-    return expected_gain_frac(state.space, measured, untried)
+    fits = fit_probs(known, untried)
+    return expected_gain_frac(state.space, measured_of(known), untried, fits)
 
 
 def _drawn_round(state: SweepState, rules: Rules, proposer: Proposer) -> Decision:
@@ -215,7 +225,12 @@ def _drawn_round(state: SweepState, rules: Rules, proposer: Proposer) -> Decisio
     index = state.num_rounds
     seed = round_seed(rules.seed, index)
     points = proposer.propose(
-        state.space, told(state), count, seed, lambda knobs: state.ruled_out(knobs) is None
+        state.space,
+        told(state),
+        count,
+        seed,
+        lambda knobs: state.ruled_out(knobs) is None,
+        state.prices.price,
     )
     if not points:
         return _end(state, "every point of the space that can tell anything has been tried")

@@ -40,7 +40,7 @@ def slices_decision(state: SweepState, rules: Rules) -> Decision:
             step = _moved_line(state, anchor)
         if step is not None:
             if again and not isinstance(step, Line):
-                return revisit(state, rules, again, "the baseline again, to see drift")
+                return revisit(state, rules, again, "the baseline again, to see drift", coarse=True)
             return step
     if state.in_flight:
         return Wait("the last visits of the slices are under way")

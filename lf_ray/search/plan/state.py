@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from lf_ray.analysis.knee import Knee
-from lf_ray.analysis.points import Gathered, Point, best_of, eligible, gather
+from lf_ray.analysis.points import Gathered, Gatherer, Point, best_of, eligible
 from lf_ray.measure.interval import Between
 from lf_ray.protocol import (
     GradientTensor,
@@ -29,6 +29,7 @@ from lf_ray.search.plan.boundary import (
     credible,
     dominating,
     gradient_bytes,
+    memory_key,
     twin_reason,
     undecoded_knobs,
 )
@@ -47,7 +48,7 @@ class SweepState:
         space: what varies; ladders become values once the baseline has told what is sent.
         phase: search | remeasure | slices | done.
         anchor: id of the point that the slices go through.
-        records: what came back, by point.
+        records: what came back, by point; in_order: all of it, as it came.
         in_flight: requests sent by this process of which nothing came back yet.
         orphans: requests that were under way when the sweep was interrupted.
         active_s: seconds at work up to the last event, pauses between resumes left out.
@@ -64,6 +65,7 @@ class SweepState:
     anchor: str | None = None
     num_slicings: int = 0
     records: dict[str, list[TrialRecord]] = field(default_factory=dict)
+    in_order: list[TrialRecord] = field(default_factory=list)
     requests: dict[str, TrialRequest] = field(default_factory=dict)
     starts: Counter[str] = field(default_factory=Counter)
     in_flight: dict[str, TrialRequest] = field(default_factory=dict)
@@ -93,6 +95,9 @@ class SweepState:
         self._by_effect: dict[str, str] = {}
         self._gathered: Gathered | None = None
         self._credible: list[Misfit] = []
+        self._dominating: dict[tuple[object, ...], tuple[str, str] | None] = {}
+        self._gatherer = Gatherer()
+        self._best: Point | None = None
         self._points: dict[str, Point] = {}
         self.knees: dict[tuple[str, str, int, int], Knee] = {}
 
@@ -147,6 +152,7 @@ class SweepState:
         self.orphans.pop(request.id, None)
         group = self.records.setdefault(record.point_id, [])
         group.append(record)
+        self.in_order.append(record)
         self._gathered = None
         self.num_records += 1
         if len(self.records) == 1 and len(group) == 1:
@@ -168,6 +174,7 @@ class SweepState:
             self.streak = ("", 0)
             self.fitting.append(request.knobs)
         self._credible = credible(self.misfits, self.fitting)
+        self._dominating.clear()
 
     def _learn_gradients(self, gradients: tuple[GradientTensor, ...]) -> None:
         self.gradients = gradients
@@ -218,7 +225,8 @@ class SweepState:
     @property
     def best(self) -> Point | None:
         """Returns the point that would be called best now."""
-        return best_of(self.points.values())
+        self._gather()
+        return self._best
 
     @property
     def eligible(self) -> list[Point]:
@@ -238,10 +246,15 @@ class SweepState:
 
     def _gather(self) -> Gathered:
         if self._gathered is None:
-            flat = [record for group in self.records.values() for record in group]
-            self._gathered = gather(flat)
+            self._gathered = self._gatherer.gather(self.in_order)
             self._points = {point.id: point for point in self._gathered.points}
+            self._best = best_of(self._gathered.points)
         return self._gathered
+
+    @property
+    def prices(self) -> Prices:
+        """Returns what visits would cost now."""
+        return prices_of(self.in_order, self.last_knobs)
 
     def point_at(self, knobs: Knobs) -> str | None:
         """Returns the id of the point with exactly these knobs, if it was ever started."""
@@ -261,7 +274,10 @@ class SweepState:
         twin = self.twin_of(knobs)
         if twin:
             return twin, twin_reason(knobs, self.requests[twin].knobs, twin)
-        return dominating(knobs, self._credible)
+        need = memory_key(knobs)
+        if need not in self._dominating:
+            self._dominating[need] = dominating(knobs, self._credible)
+        return self._dominating[need]
 
     def num_visits(self, point_id: str) -> int:
         """Returns the settled visits of a point."""

@@ -20,7 +20,7 @@ def trial(
         knobs=dict(knobs),
         seed=rules.seed,
         purpose=purpose,
-        budget=budget(state, rules, racing=purpose is Purpose.SEARCH),
+        budget=budget(state, rules, racing=purpose is Purpose.SEARCH, coarse=True),
         deadlines=rules.deadlines,
     )
     return Request(request, reason)
@@ -33,6 +33,7 @@ def revisit(
     reason: str,
     purpose: Purpose = Purpose.REPLICATE,
     min_steps: int = 0,
+    coarse: bool = False,
 ) -> Request:
     """Returns one more visit of a point, of at least `min_steps` steady steps."""
     earlier = state.started_of(point_id)
@@ -42,7 +43,9 @@ def revisit(
         seed=rules.seed,
         purpose=purpose,
         replicate_of=point_id,
-        budget=budget(state, rules, racing=purpose is Purpose.SLICE, min_steps=min_steps),
+        budget=budget(
+            state, rules, racing=purpose is Purpose.SLICE, min_steps=min_steps, coarse=coarse
+        ),
         deadlines=rules.deadlines,
     )
     return Request(request, reason)
@@ -66,11 +69,13 @@ def slice_visit(state: SweepState, rules: Rules, knobs: Knobs, reason: str) -> R
     return Request(request, reason)
 
 
-def budget(state: SweepState, rules: Rules, *, racing: bool, min_steps: int = 0) -> Budget:
+def budget(
+    state: SweepState, rules: Rules, *, racing: bool, min_steps: int = 0, coarse: bool = False
+) -> Budget:
     """Returns when the visit may stop.
 
     A race is run against the lower end of the best point's interval, so that a lucky reading does
-    not cut the others short.
+    not cut the others short. A coarse visit sorts points; what is called best is read finely later.
     """
     measure = rules.measure
     steps = max(measure.min_steps, min_steps)
@@ -79,7 +84,7 @@ def budget(state: SweepState, rules: Rules, *, racing: bool, min_steps: int = 0)
         min_steps=steps,
         max_steps=max(measure.max_steps, min_steps + measure.min_steps if min_steps else 0),
         max_s=measure.max_s,
-        target_frac=measure.target_frac,
+        target_frac=max(measure.target_frac, rules.coarse_frac if coarse else 0.0),
         incumbent_samples_per_s=throughput(best).lo if best else None,
         delta_frac=rules.delta,
     )

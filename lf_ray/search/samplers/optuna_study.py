@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -29,16 +30,20 @@ from lf_ray.protocol import (
 )
 from lf_ray.record.events import JournalEvent
 from lf_ray.search.conductor import Standing
-from lf_ray.search.plan.decisions import Told
+from lf_ray.search.plan.decisions import PriceOf, Told, alike
 from lf_ray.search.plan.state import TRIAL_PURPOSES
+from lf_ray.search.samplers.fitting import fit_probs
+from lf_ray.search.samplers.neighbours import neighbours
 from lf_ray.search.samplers.plain import RandomProposer
-from lf_ray.search.samplers.surrogate import Measured, picked
+from lf_ray.search.samplers.surrogate import Worth, measured_of, picked
 from lf_ray.search.space import Space, point_key
 
 _log = logging.getLogger(__name__)
 
 STUDY_NAME = "sweep"
-CANDIDATES = 16
+TPE_DRAWS = 3
+EVEN_DRAWS = 250
+NUM_CENTRES = 2
 _STARTUP_TRIALS = 6
 # Asked for first, since other knobs do nothing unless these are set.
 _FIRST = ("graph.scope", "memory.backend", "batch.per_gpu", "batch.accumulation")
@@ -50,51 +55,63 @@ class TpeProposer:
     """Optuna's tree-structured Parzen estimator draws candidates; a Gaussian process picks.
 
     TPE keeps the candidates where the good points are; on a few dozen readings it can't tell more.
-    Which of them to spend a visit on is decided by expected improvement.
+    Beside its own draws stand the neighbours of the best points, one or two knobs away, and points
+    drawn evenly. Which of them to spend a visit on is decided by expected improvement, times the
+    chance to fit in memory, over cost.
     """
 
     def propose(
-        self, space: Space, told: Sequence[Told], count: int, seed: int, allowed: Allowed
+        self,
+        space: Space,
+        told: Sequence[Told],
+        count: int,
+        seed: int,
+        allowed: Allowed,
+        price: PriceOf = alike,
     ) -> list[dict[str, KnobValue]]:
-        """Returns the `count` most promising of `CANDIDATES` per point drawn, half at random."""
-        wanted = CANDIDATES * count
-        drawn: dict[str, dict[str, KnobValue]] = {}
-        with _quiet():
-            study = _study_of(space, told, seed)
-            for _ in range(wanted // 2):
-                point = _asked(study, space)
-                if allowed(point):
-                    drawn.setdefault(point_key(point), point)
-        fresh = RandomProposer().propose(
-            space,
-            told,
-            wanted - len(drawn),
-            seed,
-            lambda k: allowed(k) and point_key(k) not in drawn,
-        )
-        points = [*drawn.values(), *fresh]
-        measured = _measured(told)
+        """Returns the `count` most promising of the candidates."""
+        points = candidates(space, told, count, seed, allowed)
         if not points:
             return []
-        # A change of these starts new workers, so a round touches few of their values.
-        classes = [tuple(point[name] for name in _restart_names(space)) for point in points]
-        return [points[index] for index in picked(space, measured, points, count, classes)]
+        measured = measured_of(told)
+        prices = [price(point) for point in points]
+        worth = Worth(
+            fits_C=fit_probs(told, points),
+            change_s_C=np.array([seconds for seconds, _ in prices]),
+            samples_C=np.array([samples for _, samples in prices]),
+            # A change of these starts new workers, so a round touches few of their values.
+            classes=[tuple(point[name] for name in _restart_names(space)) for point in points],
+        )
+        return [points[index] for index in picked(space, measured, points, count, worth)]
+
+
+def candidates(
+    space: Space, told: Sequence[Told], count: int, seed: int, allowed: Allowed
+) -> list[dict[str, KnobValue]]:
+    """Returns distinct points that are worth a thought: TPE's, neighbours of the best, others."""
+    drawn: dict[str, dict[str, KnobValue]] = {}
+    with _quiet():
+        study = _study_of(space, told, seed)
+        for _ in range(TPE_DRAWS * count):
+            point = _asked(study, space)
+            drawn.setdefault(point_key(point), point)
+    for point in neighbours(space, _best_knobs(told), seed):
+        drawn.setdefault(point_key(point), point)
+    near = [point for point in drawn.values() if allowed(point)]
+    fresh = RandomProposer().propose(
+        space, told, EVEN_DRAWS, seed, lambda k: point_key(k) not in drawn and allowed(k)
+    )
+    return [*near, *fresh]
+
+
+def _best_knobs(told: Sequence[Told]) -> list[Knobs]:
+    rated = [(item.samples_per_s, item.knobs) for item in told if item.samples_per_s is not None]
+    return [knobs for _, knobs in sorted(rated, key=lambda pair: -pair[0])[:NUM_CENTRES]]
 
 
 def _restart_names(space: Space) -> list[str]:
     return [
         name for name in space.choices if change_cost({name: 0}, {name: 1}) is ChangeCost.RESTART
-    ]
-
-
-def _measured(told: Sequence[Told]) -> list[Measured]:
-    """Returns what the process is fitted to; a point that can't run counts as the slowest."""
-    rates = [item.samples_per_s for item in told if item.samples_per_s is not None]
-    slowest = min(rates, default=0.0)
-    return [
-        Measured(item.knobs, item.samples_per_s or slowest, item.error_frac)
-        for item in told
-        if rates and (item.samples_per_s is not None or item.kind is OutcomeKind.INFEASIBLE)
     ]
 
 

@@ -1,10 +1,11 @@
 """Samplers that need no history: random order and grid order, and the choice among samplers."""
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 
 from lf_ray.protocol import Knobs, KnobValue
-from lf_ray.search.plan.decisions import Proposer, Told
+from lf_ray.search.plan.decisions import PriceOf, Proposer, Told, alike
 from lf_ray.search.space import Space, point_key
 from lf_ray.settings import SamplerKind
 
@@ -19,7 +20,13 @@ class GridProposer:
     """Every point in the order of the literal."""
 
     def propose(
-        self, space: Space, told: Sequence[Told], count: int, seed: int, allowed: Allowed
+        self,
+        space: Space,
+        told: Sequence[Told],
+        count: int,
+        seed: int,
+        allowed: Allowed,
+        price: PriceOf = alike,
     ) -> list[dict[str, KnobValue]]:
         """Returns the next `count` points that were not tried."""
         found: list[dict[str, KnobValue]] = []
@@ -35,14 +42,20 @@ class RandomProposer:
     """Points drawn evenly from those not tried."""
 
     def propose(
-        self, space: Space, told: Sequence[Told], count: int, seed: int, allowed: Allowed
+        self,
+        space: Space,
+        told: Sequence[Told],
+        count: int,
+        seed: int,
+        allowed: Allowed,
+        price: PriceOf = alike,
     ) -> list[dict[str, KnobValue]]:
         """Returns `count` different points; `seed` alone decides which."""
         rng = random.Random(seed)
         if space.num_points() <= MAX_LISTED:
             points = list(space.points())
             rng.shuffle(points)
-            return [point for point in points if allowed(point)][:count]
+            return list(itertools.islice(filter(allowed, points), count))
         found: dict[str, dict[str, KnobValue]] = {}
         for _ in range(MAX_DRAWS):
             if len(found) == count:

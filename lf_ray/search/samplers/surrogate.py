@@ -1,7 +1,9 @@
 """What the points not yet tried may give: a small Gaussian process over the space.
 
-Picks among a sampler's candidates and says when a search may end; calls nothing best.
-Coordinates are places on the ladders, so that doubling a bucket counts the same at both ends.
+Picks among a sampler's candidates and says when a search may end; calls nothing best. It models
+the logarithm of the throughput, in which knobs that act each on its own add up: a knob's effect is
+learnt from all points, whatever their other knobs are. What knobs do together is expected to be as
+small as the product of what they do alone, and learnt where it is not.
 """
 
 import math
@@ -12,14 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lf_ray.protocol import Knobs
+from lf_ray.search.plan.decisions import Told
+from lf_ray.search.samplers.effects import Covariance, encoded, fitted
 from lf_ray.search.space import Space
 
-# P points measured, C candidates, K coordinates, S length scales.
+# P points measured, C candidates.
 Floats = NDArray[np.float64]
 
-_LENGTHS = (0.15, 0.3, 0.6, 1.2, 2.4)
 _FLOOR_FRAC = 0.003
 MIN_POINTS = 4
+MIN_MODELLED = 2
 MAX_CLASSES = 2
 
 
@@ -32,8 +36,42 @@ class Measured:
     error_frac: float
 
 
+def measured_of(told: Sequence[Told]) -> list[Measured]:
+    """Returns what the process is fitted to; a point that can't run says nothing of speed."""
+    return [
+        Measured(item.knobs, item.samples_per_s, item.error_frac)
+        for item in told
+        if item.samples_per_s is not None
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What makes a candidate worth a visit beside the throughput that it promises.
+
+    Attributes:
+        fits_C: probability that it can run at all.
+        change_s_C: seconds until its first step.
+        samples_C: samples that its visit takes.
+        classes: of each candidate; picks come from at most `MAX_CLASSES` of them; empty: no limit.
+    """
+
+    fits_C: Floats
+    change_s_C: Floats
+    samples_C: Floats
+    classes: Sequence[object] = ()
+
+    @classmethod
+    def alike(cls, num: int, classes: Sequence[object] = ()) -> "Worth":
+        """Returns what holds where all of `num` candidates fit and cost the same."""
+        return cls(np.ones(num), np.ones(num), np.zeros(num), classes)
+
+
 def expected_gain_frac(
-    space: Space, measured: Sequence[Measured], candidates: Sequence[Knobs]
+    space: Space,
+    measured: Sequence[Measured],
+    candidates: Sequence[Knobs],
+    fits_C: Floats | None = None,
 ) -> float:
     """Returns the largest expected improvement over the best, as a share of it.
 
@@ -44,10 +82,8 @@ def expected_gain_frac(
         return 0.0
     if len(measured) < MIN_POINTS:
         return math.inf
-    model = _Model.of(space, measured)
-    wanted_CK = np.array([coordinates(space, knobs) for knobs in candidates])
-    best = float(model.posterior(model.known_PK)[0].max())
-    return float(model.improvement(wanted_CK, best).max()) / best
+    gain_C = _Model.of(space, measured).improvement(encoded(space, candidates))
+    return float((gain_C if fits_C is None else gain_C * fits_C).max())
 
 
 def picked(
@@ -55,40 +91,35 @@ def picked(
     measured: Sequence[Measured],
     candidates: Sequence[Knobs],
     count: int,
-    classes: Sequence[object] = (),
+    worth: Worth | None = None,
 ) -> list[int]:
-    """Returns the indices of the `count` candidates that promise most together.
+    """Returns the indices of the `count` candidates that promise most for what they cost together.
 
     Each pick is believed to come out as expected before the next one is made, so that a round
     spreads. Before anything can be modelled the picks lie as far from all others as they can.
-
-    Args:
-        space: gives the coordinates.
-        measured: what is known.
-        candidates: what may be picked.
-        count: how many picks; fewer where `classes` leaves no more.
-        classes: of each candidate; picks come from at most `MAX_CLASSES` of them.
     """
-    wanted_CK = np.array([coordinates(space, knobs) for knobs in candidates])
+    worth = worth or Worth.alike(len(candidates))
+    wanted_CK = encoded(space, candidates)
     believed = list(measured)
     chosen: list[int] = []
+    covariance: Covariance | None = None
     for _ in range(min(count, len(candidates))):
-        if len(measured) < MIN_POINTS:
-            score_C = _distance(space, believed, wanted_CK)
-            value = 1.0
+        if len(measured) < MIN_MODELLED:
+            known_PK = encoded(space, [item.knobs for item in believed])
+            score_C = _distance(known_PK, wanted_CK) * worth.fits_C
+            rates_C = np.ones(len(candidates))
         else:
-            model = _Model.of(space, believed)
-            best = float(model.posterior(model.known_PK)[0].max())
-            score_C = model.improvement(wanted_CK, best)
-            value = math.nan
-        score_C[[*chosen, *_beyond_classes(classes, chosen)]] = -math.inf
+            model = _Model.of(space, believed, covariance)
+            covariance = model.covariance
+            rates_C = np.exp(model.posterior(wanted_CK)[0])
+            cost_s_C = worth.change_s_C + worth.samples_C / rates_C
+            score_C = model.improvement(wanted_CK) * worth.fits_C / cost_s_C
+        score_C[[*chosen, *_beyond_classes(worth.classes, chosen)]] = -math.inf
         index = int(np.argmax(score_C))
         if score_C[index] == -math.inf:
             break
         chosen.append(index)
-        if math.isnan(value):
-            value = float(model.posterior(wanted_CK[index : index + 1])[0][0])
-        believed.append(Measured(candidates[index], value, _FLOOR_FRAC))
+        believed.append(Measured(candidates[index], float(rates_C[index]), _FLOOR_FRAC))
     return chosen
 
 
@@ -99,64 +130,41 @@ def _beyond_classes(classes: Sequence[object], chosen: Sequence[int]) -> list[in
     return [index for index, item in enumerate(classes) if item not in used]
 
 
-def coordinates(space: Space, knobs: Knobs) -> list[float]:
-    """Returns a point as numbers in [0, 1]: places on number ladders, one per word otherwise."""
-    found: list[float] = []
-    for name, values in space.choices.items():
-        if len(values) < 2:
-            continue
-        value = knobs[name]
-        if all(isinstance(item, int | float) for item in values):
-            numbers = [float(item) for item in values]
-            place = float(np.interp(float(value), numbers, np.arange(len(numbers))))
-            found.append(place / (len(numbers) - 1))
-        else:
-            found.extend(0.5 * (item == value) for item in values)
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """A fitted process: values as shares of the largest, centred and scaled."""
+    """A fitted process: logarithms of throughput about their mean."""
 
     known_PK: Floats
+    covariance: Covariance
     lower_PP: Floats
     white_P: Floats
-    length: float
     mean: float
-    scale: float
-    top: float
 
     @classmethod
-    def of(cls, space: Space, measured: Sequence[Measured]) -> "_Model":
-        """Returns the process with the likeliest length scale."""
-        values_P = np.array([item.samples_per_s for item in measured])
-        top = float(values_P.max())
-        errors_P = np.array([item.error_frac for item in measured])
-        known_PK = np.array([coordinates(space, item.knobs) for item in measured])
-        mean = float(values_P.mean()) / top
-        scale = float(max(values_P.std() / top, 1e-4))
-        y_P = (values_P / top - mean) / scale
-        noise_P = (np.maximum(errors_P, _FLOOR_FRAC) / scale) ** 2 + 1e-9
-        fits: list[tuple[float, float, Floats, Floats]] = []
-        for length in _LENGTHS:
-            cov_PP = _matern(known_PK, known_PK, length) + np.diag(noise_P)
-            lower_PP = np.asarray(np.linalg.cholesky(cov_PP), dtype=np.float64)
-            white_P = np.asarray(np.linalg.solve(lower_PP, y_P), dtype=np.float64)
-            likelihood = -0.5 * float(white_P @ white_P) - float(np.log(np.diag(lower_PP)).sum())
-            fits.append((likelihood, length, lower_PP, white_P))
-        _, length, lower_PP, white_P = max(fits, key=lambda fit: fit[0])
-        return cls(known_PK, lower_PP, white_P, length, mean, scale, top)
+    def of(
+        cls, space: Space, measured: Sequence[Measured], covariance: Covariance | None = None
+    ) -> "_Model":
+        """Returns the process; how much each knob does is fitted unless it is handed in."""
+        logs_P = np.log([item.samples_per_s for item in measured])
+        mean = float(logs_P.mean())
+        errors_P = np.maximum([item.error_frac for item in measured], _FLOOR_FRAC)
+        known_PK = encoded(space, [item.knobs for item in measured])
+        if covariance is None:
+            covariance = fitted(space, known_PK, logs_P - mean, errors_P)
+        cov_PP = covariance.between(known_PK, known_PK) + np.diag(covariance.noise(errors_P))
+        lower_PP = np.asarray(np.linalg.cholesky(cov_PP), dtype=np.float64)
+        white_P = np.asarray(np.linalg.solve(lower_PP, logs_P - mean), dtype=np.float64)
+        return cls(known_PK, covariance, lower_PP, white_P, mean)
 
     def posterior(self, wanted_CK: Floats) -> tuple[Floats, Floats]:
-        """Returns mean and standard deviation in samples/s."""
-        cross_PC = np.linalg.solve(self.lower_PP, _matern(self.known_PK, wanted_CK, self.length))
-        variance_C = np.maximum(1 - (cross_PC**2).sum(axis=0), 1e-12)
-        mean_C = self.mean + self.scale * (cross_PC.T @ self.white_P)
-        return self.top * mean_C, self.top * self.scale * np.sqrt(variance_C)
+        """Returns mean and standard deviation of the logarithms."""
+        cross_PC = np.linalg.solve(self.lower_PP, self.covariance.between(self.known_PK, wanted_CK))
+        variance_C = np.maximum(self.covariance.own - (cross_PC**2).sum(axis=0), 1e-12)
+        return self.mean + cross_PC.T @ self.white_P, np.sqrt(variance_C)
 
-    def improvement(self, wanted_CK: Floats, best: float) -> Floats:
-        """Returns the expected improvement over `best` in samples/s."""
+    def improvement(self, wanted_CK: Floats) -> Floats:
+        """Returns the expected improvement over the best known point, as a share of it."""
+        best = float(self.posterior(self.known_PK)[0].max())
         mean_C, sd_C = self.posterior(wanted_CK)
         z_C = (mean_C - best) / sd_C
         density_C = np.exp(-0.5 * z_C**2) / math.sqrt(2 * math.pi)
@@ -165,18 +173,10 @@ class _Model:
         return result
 
 
-def _distance(space: Space, measured: Sequence[Measured], wanted_CK: Floats) -> Floats:
+def _distance(known_PK: Floats, wanted_CK: Floats) -> Floats:
     """Returns how far each candidate lies from the nearest point, where there is one."""
-    if not measured:
+    if not len(known_PK):
         return np.zeros(len(wanted_CK))
-    known_PK = np.array([coordinates(space, item.knobs) for item in measured])
-    gaps_CPK = wanted_CK[:, None, :] - known_PK[None, :, :]
+    gaps_CPK = np.minimum(np.abs(wanted_CK[:, None, :] - known_PK[None, :, :]), 1.0)
     result: Floats = np.sqrt((gaps_CPK**2).sum(axis=2)).min(axis=1)
-    return result
-
-
-def _matern(a: Floats, b: Floats, length: float) -> Floats:
-    distance = np.sqrt(((a[:, None, :] - b[None, :, :]) ** 2).sum(axis=2)) / length
-    root = math.sqrt(5) * distance
-    result: Floats = (1 + root + root**2 / 3) * np.exp(-root)
     return result

@@ -274,7 +274,9 @@ class SimulatedCluster:
                 "allocated": need.allocated,
                 "reserved": need.reserved,
                 "peak": need.allocated,
+                "peak_reserved": need.reserved,
                 "gap": need.gap,
+                "device_total": profile.memory.capacity,
             },
             metrics={
                 "overlap_hidden": true.overlap_hidden,

@@ -20,6 +20,7 @@ LITERAL: Literal = {
     "overlap.ratio": [0.0, 0.25, 0.5, 0.75, 1.0],
     "batch.per_gpu": [2, 4, 8],
 }
+COMPLETED = OutcomeKind.COMPLETED
 PROPOSERS = [TpeProposer(), RandomProposer(), GridProposer()]
 
 
@@ -72,10 +73,13 @@ class TestEverySampler:
 
 
 def test_seeds_differ() -> None:
-    wide = space_from_literal({"data.workers": list(range(500))}, BASELINE_KNOBS)
+    wide = space_from_literal(
+        {name: list(range(1, 31)) for name in ("data.workers", "data.prefetch", "batch.per_gpu")},
+        BASELINE_KNOBS,
+    )
     told = [
-        Told(wide.canonical({"data.workers": n}), OutcomeKind.COMPLETED, 100.0 + n)
-        for n in range(0, 500, 60)
+        Told(wide.canonical({"data.workers": n, "data.prefetch": 31 - n}), COMPLETED, 100.0 + n)
+        for n in range(1, 31, 4)
     ]
     draws = [TpeProposer().propose(wide, told, 4, seed, lambda _: True) for seed in range(4)]
     assert len({str(draw) for draw in draws}) > 1

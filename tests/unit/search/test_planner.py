@@ -350,7 +350,9 @@ def test_workers_are_dead_where_every_frame_is_cached(make_sweep: MakeSweep) -> 
         return dataclasses.replace(record, outcome=outcome, gradients=())
 
     literal = {"data.workers": [0, 1, 2], "data.prefetch": [1, 2], "data.cache": [False, True]}
-    sweep = make_sweep(literal, execute, proposer=GridProposer(), rules=Rules(trials=8))
+    sweep = make_sweep(
+        literal, execute, proposer=GridProposer(), rules=Rules(trials=8, round_size=6)
+    )
     assert sweep.run().exit_code == 0
     assert sweep.state.num_trials == 8
     cached = [request.knobs for request in sweep.started() if request.knobs["data.cache"]]

@@ -3,7 +3,7 @@
 import math
 
 from lf_ray.protocol import KnobValue
-from lf_ray.search.samplers.surrogate import Measured, expected_gain_frac, picked
+from lf_ray.search.samplers.surrogate import Measured, Worth, expected_gain_frac, picked
 from lf_ray.search.space import Space, space_from_literal
 from lf_ray.testing.objectives import BASELINE_KNOBS
 
@@ -66,8 +66,10 @@ def test_a_round_touches_few_restart_classes() -> None:
     space = line()
     candidates = list(space.points())
     classes = [int(point["data.workers"]) // 5 for point in candidates]
-    chosen = picked(space, measured(space, 10), candidates, 6, classes)
+    chosen = picked(
+        space, measured(space, 10), candidates, 6, Worth.alike(len(candidates), classes)
+    )
     assert len(chosen) == 6
     assert len({classes[index] for index in chosen}) == 2
-    lone = picked(space, measured(space, 10), candidates, 6, list(range(len(candidates))))
+    lone = picked(space, measured(space, 10), candidates, 6, Worth.alike(21, range(21)))
     assert len(lone) == 2
