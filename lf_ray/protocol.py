@@ -354,6 +354,13 @@ _HOT_KNOBS = (
     "data.cache",
     "data.decode_threads",
 )
+ARITHMETIC_KNOBS = (
+    "overlap.comm_dtype",
+    "batch.per_gpu",
+    "batch.accumulation",
+    "batch.lr_rule",
+)
+"""Knobs that change what is computed; the numerics gate holds all others to the reference."""
 KNOB_NAMES = _HOT_UNLESS_CAPTURED + _RECAPTURE_KNOBS + _RESTART_KNOBS + _HOT_KNOBS
 
 

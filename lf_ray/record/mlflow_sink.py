@@ -14,7 +14,7 @@ from lf_ray.clock import Clock, SystemClock
 from lf_ray.protocol import TrialRecord, TrialRequest
 from lf_ray.record.courier import Courier, RefusedError, first_line, to_stderr
 from lf_ray.record.events import JournalEvent
-from lf_ray.record.mirror.replay import JOURNAL_NAME, result_update, updates_of
+from lf_ray.record.mirror.replay import JOURNAL_NAME, result_updates, updates_of
 from lf_ray.record.mirror.runs import Mirror
 from lf_ray.record.mirror.updates import SWEEP, RunUpdate
 from lf_ray.record.spool import Spool
@@ -273,9 +273,9 @@ class MlflowSink:
 
     def add_result(self, answer: object, folder: Path) -> None:
         """Adds the answer as its files in `folder` say it, and the files."""
-        update = result_update(self._mirror, folder, self._clock.wall_s())
-        if update is not None:
-            self._courier.send([update])
+        updates = result_updates(self._mirror, folder, self._clock.wall_s())
+        if updates:
+            self._courier.send(updates)
 
     def names(self, wait_s: float = 15.0) -> dict[str, str | None]:
         """Returns experiment and MLflow's id of the sweep's run, None where it is not known yet."""
@@ -320,8 +320,7 @@ def replay(events: Sequence[JournalEvent], uri: str, folder: Path) -> int:
     last = events[-1]
     if last.kind != "ended":
         updates += mirror.ended("the sweep was killed or still runs", 130, last.wall_s)
-    result = result_update(mirror, folder, last.wall_s)
-    updates += [result] if result is not None else []
+    updates += result_updates(mirror, folder, last.wall_s)
     runs = MlflowRuns(uri, str(events[0].data["name"]), mirror.sweep_id)
     for update in updates:
         runs.apply(update)

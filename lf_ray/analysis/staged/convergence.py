@@ -11,19 +11,12 @@ from enum import StrEnum
 from statistics import fmean, stdev
 
 from lf_ray.measure.quantiles import t_quantile
-from lf_ray.protocol import Knobs, OutcomeKind, TrialRecord
+from lf_ray.protocol import ARITHMETIC_KNOBS, Knobs, OutcomeKind, TrialRecord
 
 MARGIN_FRAC = 0.02
 MIN_STEPS = 500
 MIN_SEEDS = 3
 TAIL_FRAC = 0.1
-# Knobs that change what is computed; all others are held to the numerics gate's bounds.
-CHANGES_ARITHMETIC = (
-    "overlap.comm_dtype",
-    "batch.per_gpu",
-    "batch.accumulation",
-    "batch.lr_rule",
-)
 
 
 class Converges(StrEnum):
@@ -116,14 +109,14 @@ def changed_arithmetic(knobs: Knobs, baseline: Knobs) -> tuple[str, ...]:
     """Returns the knobs of a point that make it compute something else than the baseline."""
     return tuple(
         name
-        for name in CHANGES_ARITHMETIC
+        for name in ARITHMETIC_KNOBS
         if name in knobs and knobs[name] != baseline.get(name, knobs[name])
     )
 
 
 def learning_key(knobs: Knobs) -> tuple[tuple[str, object], ...]:
     """Returns what a run's losses follow from, as one hashable value."""
-    return tuple((name, knobs.get(name)) for name in CHANGES_ARITHMETIC)
+    return tuple((name, knobs.get(name)) for name in ARITHMETIC_KNOBS)
 
 
 def convergence_of(

@@ -17,6 +17,8 @@ RESULT_FILES = (
     "summary.json",
     "best.yaml",
     "knee.yaml",
+    "fastest.yaml",
+    "goodput.yaml",
 )
 
 
@@ -34,11 +36,12 @@ def updates_of(mirror: Mirror, events: Iterable[JournalEvent]) -> Iterable[RunUp
             yield from mirror.ended(reason, code, event.wall_s)
 
 
-def result_update(mirror: Mirror, folder: Path, at_s: float) -> RunUpdate | None:
-    """Returns the answer as its files say it; None before it was written."""
+def result_updates(mirror: Mirror, folder: Path, at_s: float) -> list[RunUpdate]:
+    """Returns the answer as its files say it; nothing before it was written."""
     try:
         summary = json.loads((folder / "summary.json").read_text())
     except (OSError, ValueError):
-        return None
+        return []
     files = [folder / name for name in RESULT_FILES] + sorted((folder / "figures").glob("*.svg"))
-    return mirror.result(summary, [str(path) for path in files if path.is_file()], at_s)
+    paths = [str(path) for path in files if path.is_file()]
+    return [mirror.result(summary, paths, at_s), *mirror.checked(summary)]

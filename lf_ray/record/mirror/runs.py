@@ -13,7 +13,15 @@ from typing import Any
 
 from lf_ray.measure.interval import between_visits, pooled
 from lf_ray.measure.interval import throughput as rate_of
-from lf_ray.protocol import Interval, KnobValue, OutcomeKind, Purpose, TrialRecord, TrialRequest
+from lf_ray.protocol import (
+    ARITHMETIC_KNOBS,
+    Interval,
+    KnobValue,
+    OutcomeKind,
+    Purpose,
+    TrialRecord,
+    TrialRequest,
+)
 from lf_ray.record.mirror.numbers import (
     is_measured,
     metric_points,
@@ -147,7 +155,7 @@ class Mirror:
                 params=self._effective(record, as_params=True),
                 tags=clean_tags(
                     {
-                        **_outcome_tags(record),
+                        **_outcome_tags(record, self.baseline_knobs),
                         **self._effective(record, as_params=False),
                         **odd,
                     }
@@ -197,6 +205,9 @@ class Mirror:
         if best:
             flat |= with_bounds("throughput", Interval(**best["throughput_samples_per_s"]))
         tags = {"best_trial": str(best.get("trial", "none"))}
+        if "converges" in summary:
+            tags["converges"] = summary["converges"]["verdict"]
+            tags["converges_reason"] = summary["converges"]["reason"]
         for knob, knee in summary["knee"].items():
             name = param_name(knob)
             tags[f"knee.{name}"] = f"{knee['value']} ({knee['lo']} to {knee['hi']})"
@@ -208,6 +219,14 @@ class Mirror:
             tags=clean_tags({**tags, **odd}),
             files=tuple(files),
         )
+
+    def checked(self, summary: Mapping[str, Any]) -> list[RunUpdate]:
+        """Returns what is known of the learning of the trials that the answer names."""
+        verdicts: dict[str, str] = {}
+        for item in (*summary.get("named", {}).values(), {**summary, **(summary["best"] or {})}):
+            if item.get("trial") in self.visits and "converges" in item:
+                verdicts[item["trial"]] = item["converges"]["verdict"]
+        return [RunUpdate(key=key, tags={"converges": word}) for key, word in verdicts.items()]
 
     def _name(self, request: TrialRequest) -> str:
         settings = " ".join(
@@ -290,15 +309,18 @@ class Mirror:
         return max(trials, key=lambda name: trials[name], default=SWEEP)
 
 
-def _outcome_tags(record: TrialRecord) -> dict[str, str]:
+def _outcome_tags(record: TrialRecord, baseline: Mapping[str, KnobValue]) -> dict[str, str]:
     outcome, gate = record.outcome, record.gate
     passed = "none" if gate is None else "passed" if gate.passed else "failed"
+    knobs = record.request.knobs
+    same = all(knobs.get(name) == baseline.get(name) for name in ARITHMETIC_KNOBS)
     tags = {
         "outcome": str(outcome.kind),
         "reason": outcome.reason,
         "stop_rule": outcome.stop_rule,
         "gate": passed,
-        "converges": "not checked",
+        # The answer says more of those that were checked.
+        "converges": "not needed" if same else "not checked",
     }
     if outcome.error_kind:
         tags["error_kind"] = outcome.error_kind

@@ -20,7 +20,7 @@ from lf_ray.protocol import (
     TrialRequest,
 )
 from lf_ray.record.history import read_journal
-from lf_ray.record.mirror.replay import result_update, updates_of
+from lf_ray.record.mirror.replay import result_updates, updates_of
 from lf_ray.record.mirror.runs import Mirror
 from lf_ray.record.mirror.updates import (
     MAX_PARAM_LENGTH,
@@ -248,13 +248,28 @@ def test_the_same_events_give_the_same_updates_and_survive_a_file(
 
 
 def test_the_answer_is_added_from_its_files(seeded_journal: Journals, tmp_path: Path) -> None:
-    assert result_update(Mirror(), tmp_path, 0.0) is None
+    assert result_updates(Mirror(), tmp_path, 0.0) == []
     write_result(tmp_path, read_journal(seeded_journal("peaked")))
-    update = result_update(Mirror(), tmp_path, 0.0)
-    assert update is not None
+    (update,) = result_updates(Mirror(), tmp_path, 0.0)
     finals = _finals(update)
     assert finals["gain_lo"] < finals["gain"] < finals["gain_hi"]
     assert finals["trials_completed"] == 9.0
     assert update.tags["knee.bucket_size_mb"].startswith("2.0 (")
     assert update.tags["knee_status.overlap_ratio"] == "resolved"
     assert {Path(name).name for name in update.files} >= {"report.html", "best.yaml", "slices.svg"}
+
+
+def test_what_is_known_of_learning_stands_at_the_trials_it_speaks_of(
+    seeded_journal: Journals,
+) -> None:
+    mirror = Mirror()
+    list(updates_of(mirror, read_journal(seeded_journal("peaked")).events))
+    known, other = list(mirror.visits)[:2]
+    summary = {
+        "best": {"trial": known},
+        "converges": {"verdict": "passed", "reason": "x"},
+        "named": {"fastest": {"trial": other, "converges": {"verdict": "failed"}}},
+    }
+    found = {update.key: update.tags["converges"] for update in mirror.checked(summary)}
+    assert found == {known: "passed", other: "failed"}
+    assert mirror.checked({"best": None}) == []
