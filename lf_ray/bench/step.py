@@ -40,6 +40,7 @@ from lf_ray.bench.steps.readings import to_plain, words
 from lf_ray.bench.steps.rows import table
 from lf_ray.errors import LfRayError
 from lf_ray.machine import detect
+from lf_ray.runtime.overlap import FLUSH_ELEMENTS
 
 _AGAINST_ROUNDS = 4
 
@@ -110,6 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 comm_dtypes=options.comm,
                 bucket_size_mb=options.bucket_mb,
                 ratios=options.ratio,
+                flushes_mi=options.flush_mi,
                 rounds=options.rounds or 1,
                 profile=options.profile,
             )
@@ -147,6 +149,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--comm", type=_texts, default=("fp32",), help="on the wire: fp32,bf16")
     parser.add_argument("--bucket-mb", type=float, default=256.0, help="MiB as sent")
     parser.add_argument("--ratio", type=_floats, default=(1.0,), help="sent in backward: 0,1")
+    parser.add_argument(
+        "--flush-mi",
+        type=_ints,
+        default=(FLUSH_ELEMENTS // 2**20,),
+        help="elements (2^20) after which gradients are copied: 16,256",
+    )
     parser.add_argument("--rounds", type=int, help="visits of each row, in turn")
     parser.add_argument("--profile", action="store_true", help="launches, time by kernel class")
     parser.add_argument("--against", choices=[LOONGFORGE], help="compare in one run")

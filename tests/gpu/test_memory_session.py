@@ -22,8 +22,8 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 Run = Callable[..., Any]
-WHOLE = {"graph.scope": "step+optimizer"}
-PIPELINED = {**WHOLE, "pipeline.prefix": "on"}
+WHOLE: dict[str, Any] = {"graph.scope": "step+optimizer"}
+PIPELINED: dict[str, Any] = {**WHOLE, "pipeline.prefix": "on"}
 WIDTH, NUM_BLOCKS = 512, 6
 
 
@@ -49,7 +49,9 @@ def _trials(place: RankPlace, backend: str, ladder: str) -> list[dict[str, Any]]
     config.memory.block_sizes = ladder
     session = Session(config, 0, 1, place.device, None, place.control_group, WideParts())
     found = []
-    for knobs in ({}, WHOLE, {**WHOLE, "batch.per_gpu": 16}, PIPELINED, WHOLE, {}):
+    larger: dict[str, Any] = {**WHOLE, "batch.per_gpu": 16}
+    plans: list[dict[str, Any]] = [{}, WHOLE, larger, PIPELINED, WHOLE, {}]
+    for knobs in plans:
         effective = session.prepare(toy_request(config, knobs))
         session.rehearse()
         samples = session.run(1)

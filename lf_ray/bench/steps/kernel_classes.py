@@ -68,7 +68,7 @@ def profiled(run: Callable[[int], Any]) -> Kernels:
         run(_NUM_STEPS)
     events = list(profile.events() or ())
     on_device = [
-        (event.name, event.device_time)
+        (event.name, event.time_range.elapsed_us())
         for event in events
         if event.device_type == torch._C._autograd.DeviceType.CUDA
     ]

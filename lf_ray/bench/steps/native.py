@@ -19,6 +19,7 @@ from lf_ray.bench.steps.plain_ddp import PlainDdp
 from lf_ray.bench.steps.rows import RankRow, summary
 from lf_ray.bench.steps.settling import settled_times
 from lf_ray.protocol import KnobValue, Purpose, StepSample, TrialRequest
+from lf_ray.runtime import overlap
 from lf_ray.runtime.groot import sized
 from lf_ray.runtime.kernels import fuse_head, fuse_prefix
 from lf_ray.runtime.session import Session
@@ -53,6 +54,7 @@ class StepBench:
 
     Attributes:
         ratios: one or more shares sent during backward; each makes a row.
+        flushes_mi: elements (2^20) after which waiting gradients are copied; each makes a row.
         rounds: how often all rows of a model are visited, in turn.
         profile: count launches and split the time by kernel class after the timed steps.
     """
@@ -66,6 +68,7 @@ class StepBench:
     comm_dtypes: tuple[str, ...]
     bucket_size_mb: float
     ratios: tuple[float, ...] = (1.0,)
+    flushes_mi: tuple[int, ...] = (overlap.FLUSH_ELEMENTS // 2**20,)
     rounds: int = 1
     profile: bool = False
 
@@ -87,19 +90,22 @@ class StepBench:
             "overlap.ratio": ratio,
             **KNOBS[mode],
         }
-        name = self.label(mode, ratio)
-        return TrialRequest(
-            id=f"{name}-{batch_size}-{comm}", knobs=knobs, seed=0, purpose=Purpose.SEARCH
-        )
+        name = f"{mode}-{batch_size}-{comm}-{ratio:g}"
+        return TrialRequest(id=name, knobs=knobs, seed=0, purpose=Purpose.SEARCH)
 
-    def label(self, mode: str, ratio: float) -> str:
-        """Returns how a row names its mode: with the ratio where there are several."""
-        return mode if len(self.ratios) == 1 else f"{mode} r{ratio:g}"
+    def label(self, mode: str, ratio: float, flush_mi: int) -> str:
+        """Returns how a row names its mode: with ratio and flush where there are several."""
+        parts = [mode]
+        parts += [f"r{ratio:g}"] if len(self.ratios) > 1 else []
+        parts += [f"f{flush_mi}"] if len(self.flushes_mi) > 1 else []
+        return " ".join(parts)
 
-    def points(self, modes: Sequence[str]) -> Iterator[tuple[int, str, str, float]]:
-        """Yields batch, mode, dtype on the wire and ratio of each row, rounds in turn."""
+    def points(self, modes: Sequence[str]) -> Iterator[tuple[int, str, str, float, int]]:
+        """Yields batch, mode, dtype on the wire, ratio and flush of each row, rounds in turn."""
         for _ in range(self.rounds):
-            yield from itertools.product(self.batches, modes, self.comm_dtypes, self.ratios)
+            yield from itertools.product(
+                self.batches, modes, self.comm_dtypes, self.ratios, self.flushes_mi
+            )
 
     def floors_s(self, batch_size: int) -> dict[str, float]:
         """Returns the least time of each kernel class that has a floor; none where unknown."""
@@ -173,9 +179,11 @@ def session_rows(
         FusedParts(modes[0]),
     )
     rows = []
-    for batch_size, mode, comm, ratio in bench.points(modes):
+    for batch_size, mode, comm, ratio, flush_mi in bench.points(modes):
         request = bench.request(batch_size, mode, comm, ratio)
-        head = (batch_size, bench.label(mode, ratio), comm)
+        head = (batch_size, bench.label(mode, ratio, flush_mi), comm)
+        # No knob: read once a copy, so that both sizes can be compared in one process.
+        overlap.FLUSH_ELEMENTS = flush_mi * 2**20
         try:
             rows.append(_measured(session, head, request, bench))
         except torch.OutOfMemoryError:

@@ -195,17 +195,20 @@ def _cuda_history(
     taken: list[tuple[int, int, bool]] = []
     held = _segments(index) if with_held else []
     before = [(item["address"], item["total_size"], True) for item in held]
-    for _ in range(num_steps):
-        torch.cuda.memory._record_memory_history(
-            "all", context=None, max_entries=_HISTORY_ENTRIES, clear_history=True
-        )
-        step()
-        for entry in torch.cuda.memory._snapshot()["device_traces"][index]:
-            if entry["action"] == "alloc":
-                sizes[entry["size"]] += 1
-            elif entry["action"] in ("segment_alloc", "segment_free"):
-                taken.append((entry["addr"], entry["size"], entry["action"] == "segment_alloc"))
-    torch.cuda.memory._record_memory_history(None)
+    try:
+        for _ in range(num_steps):
+            torch.cuda.memory._record_memory_history(
+                "all", context=None, max_entries=_HISTORY_ENTRIES, clear_history=True
+            )
+            step()
+            for entry in torch.cuda.memory._snapshot()["device_traces"][index]:
+                if entry["action"] == "alloc":
+                    sizes[entry["size"]] += 1
+                elif entry["action"] in ("segment_alloc", "segment_free"):
+                    taken.append((entry["addr"], entry["size"], entry["action"] == "segment_alloc"))
+    finally:
+        # a step that does not fit must not leave the recorder on
+        torch.cuda.memory._record_memory_history(None)
     return sizes, _numbered(before + taken)
 
 

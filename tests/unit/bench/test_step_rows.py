@@ -1,5 +1,7 @@
 """The step benchmark's arithmetic: the slowest rank counts, and a failure is a row."""
 
+from dataclasses import replace
+
 import pytest
 
 from lf_ray.bench.step import main
@@ -53,7 +55,8 @@ def test_requests_name_every_knob_of_their_mode() -> None:
         ratios=(0.5, 1.0),
         rounds=2,
     )
-    assert bench.label("pipelined", 0.5) == "pipelined r0.5"
+    assert bench.label("pipelined", 0.5, 256) == "pipelined r0.5"
+    assert replace(bench, flushes_mi=(16, 256)).label("graph", 0.5, 16) == "graph r0.5 f16"
     assert len(list(bench.points(("pipelined",)))) == 4
     knobs = bench.request(4, "pipelined", "bf16", 0.5).knobs
     assert knobs["pipeline.prefix"] == "on"
