@@ -170,6 +170,10 @@ class _Judgement:
         if index > 0 and readings[index - 1].is_missing:
             missing = self._missing((readings[index - 1].value,))
             return KneeStatus.UNDETERMINED, f"the walk towards cheaper values stops where {missing}"
+        if best + 1 < len(readings) and readings[best + 1].is_missing:
+            # The best of what was measured need not be the best of the ladder.
+            beyond = self._missing((readings[best + 1].value,))
+            return KneeStatus.UNDETERMINED, f"{beyond} and may be faster than the best"
         if high - low > MAX_SPAN_STEPS:
             span = f"{self._words(readings[low].value)} to {self._words(readings[high].value)}"
             return KneeStatus.UNDETERMINED, f"the readings allow anything from {span}"

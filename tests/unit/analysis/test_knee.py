@@ -158,6 +158,16 @@ def test_a_hole_beyond_the_drop_does_not_matter(make_record: Make) -> None:
     assert (knee.value, knee.status) == (16.0, KneeStatus.RESOLVED)
 
 
+def test_a_hole_beyond_the_best_is_undetermined(make_record: Make) -> None:
+    """A sweep cut short has not looked whether more of the knob is faster still."""
+    curve = {64.0: 80.0, 32.0: 100.0, 16.0: None}
+    knee = knee_estimate(_slice(make_record, curve, ladder=[64.0, 32.0, 16.0]))
+    assert knee.status is KneeStatus.UNDETERMINED
+    assert "16 MiB was not measured and may be faster" in knee.reason
+    only = {64.0: 100.0, 32.0: None, 16.0: 90.0}
+    assert knee_estimate(_slice(make_record, only)).status is KneeStatus.UNDETERMINED
+
+
 def test_a_knob_that_changes_nothing_is_dead(make_record: Make) -> None:
     dead = [
         DeadPoint(knobs=_knobs(value), same_as="t000", reason="same buckets")
