@@ -213,6 +213,7 @@ class _Training:
                     "lr": rate,
                     "step_s": max(item.wall_s for item in ranks),
                     "wait_s": max(item.wait_s for item in ranks),
+                    **skipped_line(ranks),
                 },
             )
             for ranks, rate in zip(steps, lr, strict=True)
@@ -291,3 +292,10 @@ class _Training:
         if isinstance(result, TrialOutcome):
             raise _Ended(result)
         return result
+
+
+def skipped_line(ranks: Sequence[StepSample]) -> dict[str, Any]:
+    """Returns what a step lacked over all ranks, nothing where it lacked nothing."""
+    num_skipped = sum(item.num_skipped for item in ranks)
+    frames = sorted({frame for item in ranks for frame in item.bad_frames})
+    return {"skipped": num_skipped, "bad_frames": frames} if num_skipped else {}

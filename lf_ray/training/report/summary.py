@@ -42,6 +42,7 @@ def summary_of(
         "steps": len(steps),
         "num_steps": plan.num_steps,
         "samples": len(steps) * plan.samples_per_step,
+        "skipped": sum(item.get("skipped", 0) for item in steps),
         "loss": sum(float(item["loss"]) for item in recent) / len(recent) if recent else None,
         "throughput": len(recent) * plan.samples_per_step / step_s if step_s > 0 else None,
         "seconds": seconds,

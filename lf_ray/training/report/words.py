@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lf_ray.machine import Machine
+from lf_ray.training.books import BOOKS_NAME
 from lf_ray.training.driver import INTERRUPTED, Ending
 from lf_ray.training.plan import TrainingPlan, schedule_of
 from lf_ray.training.progress import action_error_words
@@ -54,6 +55,11 @@ def footer(
     lines = ["", f"{summary['steps']} of {plan.num_steps} steps in {summary['time']}"]
     if summary["throughput"]:
         lines[-1] += f", {summary['throughput']:.4g} samples/s, loss {summary['loss']:.4g}"
+    if summary["skipped"]:
+        lines.append(
+            f"{summary['skipped']} samples were skipped: frames that can't be decoded, named in "
+            f"{BOOKS_NAME}"
+        )
     if summary["action_error"]:
         said = action_error_words(summary["action_error"])
         lines.append(said[0].upper() + said[1:])

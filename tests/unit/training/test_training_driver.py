@@ -15,6 +15,7 @@ from lf_ray.protocol import (
     Interval,
     OutcomeKind,
     Purpose,
+    StepSample,
     TrialOutcome,
     TrialRecord,
     TrialRequest,
@@ -24,6 +25,7 @@ from lf_ray.training.books import BOOKS_NAME, Books, Line
 from lf_ray.training.canary import CanaryWatch
 from lf_ray.training.driver import Ending, StopWish, only_one
 from lf_ray.training.plan import TrainingPlan, resolved
+from lf_ray.training.rank import skipped_line
 from lf_ray.training.report.summary import end_tags, summary_of, tags_of
 from lf_ray.training.report.words import Opened, footer, header
 from lf_ray.trial.faults.outcomes import lost
@@ -149,3 +151,34 @@ def test_the_canary_speaks_once_a_start() -> None:
     nothing = CanaryWatch(None, 8, 0.02, notes.append)
     nothing.take(steps(0.08, 40))
     assert nothing.verdict is None
+
+
+def test_skipped_samples_are_counted_in_the_end(tmp_path: Path) -> None:
+    folder = tmp_path / "t1"
+    folder.mkdir()
+    books(folder)
+    lacking = [
+        StepSample(
+            step=10,
+            rank=rank,
+            wall_s=0.1,
+            device_s=0.1,
+            loss=0.5,
+            grad_norm=1.0,
+            wait_s=0.0,
+            phases_s={},
+            num_skipped=2,
+            bad_frames=("frame 7 of a.mp4: broken",),
+        )
+        for rank in range(2)
+    ]
+    line = {"loss": 0.5, "step_s": 0.1, **skipped_line(lacking)}
+    assert line["bad_frames"] == ["frame 7 of a.mp4: broken"]
+    assert skipped_line([replace(item, num_skipped=0) for item in lacking]) == {}
+    kept = Books(folder / BOOKS_NAME, FakeClock())
+    kept.write("step", 10, **line)
+    kept.close()
+    done = ending(TrialOutcome(kind=OutcomeKind.COMPLETED, stop_rule="done"))
+    summary = summary_of(opened(folder), done, None, 1.0)
+    assert summary["skipped"] == 4
+    assert "4 samples were skipped" in "\n".join(footer(opened(folder), done, summary, []))
