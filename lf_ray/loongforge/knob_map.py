@@ -215,6 +215,10 @@ def offered(literal: Literal, baseline: Knobs) -> Literal:
     return kept
 
 
+_NOT_ITS_OWN = ("memory.block_sizes", "data.cache", "data.decode_threads")
+"""Knobs of parts that LoongForge has not got."""
+
+
 def _kept_values(
     name: str, values: Sequence[KnobValue] | Ladder, baseline: Knobs, graphed: bool
 ) -> list[KnobValue]:
@@ -229,7 +233,7 @@ def _kept_values(
         "pipeline.prefix": (Switch.on.value,),
         "memory.backend": (MemoryBackend.arena.value,),
     }.get(name, ())
-    inert = name == "memory.block_sizes" or (name == "data.prefetch" and not graphed)
+    inert = name in _NOT_ITS_OWN or (name == "data.prefetch" and not graphed)
     return [] if inert else [value for value in values if value not in refused]
 
 

@@ -95,6 +95,13 @@ def test_an_unreadable_file_is_named(content: bytes | None, h264: Path, tmp_path
         VideoReader(path)
 
 
+def test_a_codec_without_a_decoder_is_named(h264: Path, tmp_path: Path) -> None:
+    path = tmp_path / "unknown.mp4"
+    path.write_bytes(h264.read_bytes().replace(b"avc1", b"zzzz"))
+    with pytest.raises(DataError, match=r"unknown\.mp4.*no decoder for"):
+        VideoReader(path)
+
+
 def test_still_images_round_trip() -> None:
     frame = numbered(77)
     assert np.array_equal(decode_image(encode_image(frame)), frame)

@@ -82,12 +82,14 @@ def test_the_space_keeps_what_loongforge_has() -> None:
         "graph.scope": ["off", "step", "step+optimizer"],
         "pipeline.prefix": ["off", "on"],
         "memory.block_sizes": ["1-2-4-8"],
+        "data.cache": [False, True],
+        "data.decode_threads": [1, 2],
     }
     kept = offered(literal, knobs_of(SweepConfig()))
     assert kept["overlap.ratio"] == [0.0, 1.0]
     assert kept["graph.scope"] == ["off", "step"]
     assert kept["pipeline.prefix"] == ["off"]
-    assert "memory.block_sizes" not in kept
+    assert not {"memory.block_sizes", "data.cache", "data.decode_threads"} & set(kept)
     assert kept["overlap.bucket_size_mb"][0] == 25.0
     assert kept["overlap.bucket_size_mb"][-1] == 4096.0
     eager = {name: literal[name] for name in ("overlap.bucket_size_mb", "overlap.ratio")}
