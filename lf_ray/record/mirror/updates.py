@@ -20,11 +20,15 @@ EFFECTIVE = "run_effective."
 # Which groups of knobs an effective value follows from; one that is not here counts as varying.
 EFFECTIVE_OF: dict[str, set[str]] = {
     "num_buckets": {"overlap"},
-    "bucket_bytes_min": {"overlap"},
-    "bucket_bytes_max": {"overlap"},
     "share_during_backward": {"overlap"},
     "bytes_on_wire": {"overlap"},
+    # Follows from the count, which the Compare page should draw in their place.
+    "bucket_bytes_min": set(),
+    "bucket_bytes_max": set(),
     "split_layers": set(),
+    "ready_order": set(),
+    "kernels": set(),
+    "node": set(),
     "gradient_bytes": set(),
     "bucket_plan": set(),
     "world_size": set(),
