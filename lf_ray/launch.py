@@ -18,12 +18,14 @@ class Groups:
         num_groups: how many requests may be under way at once.
         resources: of the trainable itself, as Tune takes them.
         left_over: filled when the groups have been closed: what had to be ended by force.
+        gone: returns what has ended of what carries the groups, "" while all of it runs.
     """
 
     trainable: Any
     num_groups: int = 1
     resources: Mapping[str, float] | None = None
     left_over: list[str] = field(default_factory=list)
+    gone: Callable[[], str] = lambda: ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,13 @@ from lf_ray.record.events import JournalEvent
 from lf_ray.record.journal import Journal, read_journal
 from lf_ray.record.mlflow_sink import MlflowSink, check_uri
 from lf_ray.record.result_folder import log_to, new_folder
-from lf_ray.search.conductor import Conductor, Observer, SweepPlanner, run_in_process
+from lf_ray.search.conductor import (
+    INTERRUPTED,
+    Conductor,
+    Observer,
+    SweepPlanner,
+    run_in_process,
+)
 from lf_ray.search.display import Display
 from lf_ray.search.plan.decisions import Stop, rules_of
 from lf_ray.search.planner import Planner
@@ -178,6 +184,7 @@ def _run(opened: Opened, launch: Launch) -> int:
     sink = MlflowSink(config.tracking.uri, opened.folder)
     observers: list[Observer] = [StudyFile(opened.folder / "study.db", opened.space), sink, display]
     left_over: list[str] = []
+    answer = None
     with Interruption().armed() as interruption, display:
         if is_simulated(config):
             stop = _simulate(opened, observers)
@@ -191,10 +198,15 @@ def _run(opened: Opened, launch: Launch) -> int:
                     num_groups=groups.num_groups,
                     resources=groups.resources,
                     interruption=interruption,
+                    gone=groups.gone,
                 )
-    answer = _answer(opened, sink)
+                if stop.exit_code == INTERRUPTED:
+                    # Before the groups are closed: where Ray has ended too, there is little time
+                    # until its code ends this process.
+                    answer = _answer(opened, sink)
+    answer = answer or _answer(opened, sink)
     _print_end(opened, stop, answer, sink, left_over)
-    return stop.exit_code or answer.exit_code
+    return interruption.end_process(stop.exit_code or answer.exit_code)
 
 
 def _conductor(opened: Opened, observers: Sequence[Observer], num_groups: int) -> Conductor:

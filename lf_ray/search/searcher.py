@@ -13,7 +13,7 @@ from typing import Any
 from ray.tune.search import Searcher
 
 from lf_ray.errors import RecordError
-from lf_ray.protocol import TrialRequest
+from lf_ray.protocol import OutcomeKind, TrialRequest
 from lf_ray.search.conductor import Conductor, parse_record
 from lf_ray.search.plan.decisions import Request, Stop
 
@@ -27,6 +27,8 @@ class SweepSearcher(Searcher):  # type: ignore[misc]
         conductor: begun.
         num_groups: how many requests may be under way; the index says whose turn it is.
         on_ask: called whenever Tune asks, in Tune's own loop.
+        is_ending: returns whether the sweep has been told to end. What fails then, fails with it:
+            it is left open, and run again when the sweep is resumed.
     """
 
     def __init__(
@@ -34,12 +36,14 @@ class SweepSearcher(Searcher):  # type: ignore[misc]
         conductor: Conductor | None = None,
         num_groups: int = 1,
         on_ask: Callable[[], None] = lambda: None,
+        is_ending: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
         self._conductor = conductor
         self._free = list(range(num_groups))
         self._running: dict[str, tuple[TrialRequest, int]] = {}
         self._on_ask = on_ask
+        self._is_ending = is_ending
 
     def suggest(self, trial_id: str) -> Any:
         """Returns the next trial's config, None while there is nothing to do, or FINISHED."""
@@ -78,13 +82,18 @@ class SweepSearcher(Searcher):  # type: ignore[misc]
         assert self._conductor is not None
         data = (result or {}).get("record")
         if error or data is None:
+            if self._is_ending():
+                return
             reason = "the trainable raised; its folder under tune/ has error.txt"
             if not error:
                 reason = f"no record in the result, which has {sorted(result or {})}"
             self._conductor.fail(request, reason, "exception")
             return
         plain = json.loads(data) if isinstance(data, str) else data
-        self._conductor.finish(parse_record(request, plain))
+        record = parse_record(request, plain)
+        if record.outcome.kind is OutcomeKind.FAILED and self._is_ending():
+            return
+        self._conductor.finish(record)
         gave_up = str((result or {}).get("gave_up") or "")
         if gave_up:
             self._conductor.give_up(gave_up)

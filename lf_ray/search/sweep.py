@@ -6,6 +6,7 @@ Is handed what runs trials; knows neither workers nor torch.
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,18 +23,35 @@ from lf_ray.search.searcher import SweepSearcher
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Tune ends its loop in order on this one, whoever else handles the two above.
 _TUNE_STOPS_ON = signal.SIGUSR1
+_PATIENCE_ENDS_ON = signal.SIGUSR2
+_PATIENCE_S = 20.0
+"""How long Tune may take to end in order after a signal."""
+_LOOK_EVERY_S = 0.5
+
+
+class _TuneStuck(BaseException):
+    """The way out of a Tune that does not end; no Exception, or Tune would catch it."""
 
 
 class Interruption:
     """What Ctrl-C and SIGTERM do while a sweep runs: the first ends in order, the second at once.
 
+    Args:
+        leave_at_once: what the second one calls with the exit code.
+        patience_s: how long Tune may take to end after the first one.
+
     Attributes:
         reason: what came first, empty while nothing has.
+        gone: what of Ray has ended under the sweep; then nothing of Ray answers any more.
     """
 
-    def __init__(self, leave_at_once: Callable[[int], Any] = os._exit) -> None:
+    def __init__(
+        self, leave_at_once: Callable[[int], Any] = os._exit, patience_s: float = _PATIENCE_S
+    ) -> None:
         self.reason = ""
+        self.gone = ""
         self._leave_at_once = leave_at_once
+        self._patience_s = patience_s
         self._in_tune = False
 
     def arm(self) -> None:
@@ -41,6 +59,7 @@ class Interruption:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 signal.signal(number, self._handle)
+            signal.signal(_PATIENCE_ENDS_ON, self._leave_tune)
 
     @contextmanager
     def armed(self) -> Iterator["Interruption"]:
@@ -48,7 +67,8 @@ class Interruption:
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        before = {number: signal.getsignal(number) for number in (*_SIGNALS, _TUNE_STOPS_ON)}
+        taken = (*_SIGNALS, _TUNE_STOPS_ON, _PATIENCE_ENDS_ON)
+        before = {number: signal.getsignal(number) for number in taken}
         self.arm()
         try:
             yield self
@@ -57,13 +77,40 @@ class Interruption:
                 signal.signal(number, handler)
 
     @contextmanager
-    def in_tune(self) -> Iterator[None]:
-        """Passes the first signal on to Tune's own orderly end."""
+    def in_tune(self, gone: Callable[[], str] = lambda: "") -> Iterator[None]:
+        """Passes the first signal on to Tune's own orderly end, which has its deadline.
+
+        `gone` says what of Ray has ended; a Tune without Ray would wait for it, and then Ray's
+        own code would end the process.
+        """
         self._in_tune = True
+        left = threading.Event()
+        watch = threading.Thread(target=self._watch, args=(gone, left), daemon=True)
+        watch.start()
         try:
             yield
         finally:
             self._in_tune = False
+            left.set()
+
+    def _watch(self, gone: Callable[[], str], left: threading.Event) -> None:
+        waited_s = 0.0
+        while not left.wait(_LOOK_EVERY_S):
+            self.gone = gone()
+            if self.gone:
+                self.reason = self.reason or f"{self.gone} under the sweep"
+            waited_s += _LOOK_EVERY_S if self.reason else 0.0
+            if self.gone or waited_s > self._patience_s:
+                # Again and again: what it raises may meet code that takes it for its own.
+                os.kill(os.getpid(), _PATIENCE_ENDS_ON)
+
+    def end_process(self, exit_code: int) -> int:
+        """Returns the exit code; ends the process with it where Ray's own code would do worse."""
+        if self.gone:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            self._leave_at_once(exit_code)
+        return exit_code
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.reason:
@@ -72,6 +119,10 @@ class Interruption:
         self.reason = "interrupted by Ctrl-C" if number == signal.SIGINT else "ended by SIGTERM"
         if self._in_tune:
             os.kill(os.getpid(), _TUNE_STOPS_ON)
+
+    def _leave_tune(self, number: int, frame: FrameType | None) -> None:
+        if self._in_tune:
+            raise _TuneStuck
 
 
 def run_on_tune(
@@ -82,6 +133,7 @@ def run_on_tune(
     num_groups: int = 1,
     resources: Mapping[str, float] | None = None,
     interruption: Interruption | None = None,
+    gone: Callable[[], str] = lambda: "",
 ) -> Stop:
     """Runs a begun sweep to its end on a running Ray, and returns why it ended.
 
@@ -93,6 +145,7 @@ def run_on_tune(
         num_groups: requests under way at once.
         resources: of the trainable itself, as Tune takes them.
         interruption: already armed by the caller; None arms one for this call.
+        gone: returns what of Ray has ended, "" while all of it runs.
 
     Raises:
         RecordError: the journal can't be written any more.
@@ -107,18 +160,25 @@ def run_on_tune(
                 num_groups=num_groups,
                 resources=resources,
                 interruption=interruption,
+                gone=gone,
             )
-    searcher = SweepSearcher(conductor, num_groups, on_ask=_once(interruption.arm))
+    searcher = SweepSearcher(
+        conductor,
+        num_groups,
+        on_ask=_once(interruption.arm),
+        is_ending=lambda: bool(interruption.reason or gone()),
+    )
     tuner = _tuner(searcher, trainable, folder, resources)
     try:
-        with _quiet_tune(), interruption.in_tune():
+        with _quiet_tune(), interruption.in_tune(gone):
             if not interruption.reason:
                 tuner.fit()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _TuneStuck):
         interruption.reason = interruption.reason or "interrupted by Ctrl-C"
     except Exception:
-        # Tune wraps what its searcher raised, or says something of its own about it.
-        if conductor.broken is None:
+        # Tune wraps what its searcher raised, or says something of its own about it. Once a signal
+        # has come, Ray may have got it too: then its errors say nothing new.
+        if conductor.broken is None and not interruption.reason:
             raise
     if conductor.broken is not None:
         raise conductor.broken

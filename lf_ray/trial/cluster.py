@@ -10,8 +10,10 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,21 @@ from ray.util import placement_group_table
 from lf_ray.errors import MachineError, four_parts
 from lf_ray.settings import SweepConfig
 from lf_ray.trial.faults.keeper import Keeper, start_keeper
-from lf_ray.trial.faults.leftovers import describe, end_marked, marked_processes
+from lf_ray.trial.faults.leftovers import (
+    describe,
+    end_marked,
+    marked_processes,
+    process_state,
+)
 
 NAMESPACE = "lf_ray"
 SWEEP_MARK = "LF_RAY_SWEEP"
 _STOP_S = 15.0
 _KNOCK_S = 10.0
+_CORE = ("gcs_server", "raylet")
+_START_TRIES = 3
+"""Ray gives its own processes 30 s to start, and has no setting for it: on a busy machine that can
+be too little."""
 _CLUSTERS_OWN = ("_AutoscalingCoordinatorActor",)
 """Detached services that Ray itself starts for a cluster, in whichever job needs them first."""
 
@@ -47,8 +58,9 @@ RAY_ENVIRONMENT: Mapping[str, str] = {
 }
 
 LOCAL_ENVIRONMENT: Mapping[str, str] = {
-    # The control process of a cluster of our own does not come back: Ray would wait 60 s for it.
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
+    # The control process of a cluster of our own does not come back. A sweep sees that it is gone
+    # and has this long to write its report, before Ray ends the driver.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "60",
 }
 
 
@@ -61,6 +73,7 @@ class Cluster:
         ours: it was started here and ends with the sweep.
         job: Ray's id of this driver, which ends the ids of all it makes.
         keeper: ends the processes of a Ray of our own should this driver be killed.
+        core: pids of the processes without which a Ray of our own is none, by name.
         environment: what the variables were before.
     """
 
@@ -68,7 +81,13 @@ class Cluster:
     ours: bool
     job: str
     keeper: Keeper | None = None
+    core: Mapping[str, int] = field(default_factory=dict)
     environment: dict[str, str | None] = field(default_factory=dict)
+
+    def gone(self) -> str:
+        """Returns which processes of a Ray of our own have ended, "" while all run."""
+        ended = [name for name, pid in self.core.items() if process_state(pid) == "gone"]
+        return f"Ray's {' and '.join(ended)} ended" if ended else ""
 
 
 def start_cluster(config: SweepConfig, folder: Path | None = None) -> Cluster:
@@ -109,6 +128,7 @@ def start_cluster(config: SweepConfig, folder: Path | None = None) -> Cluster:
         ours=address is None,
         job=ray.get_runtime_context().get_job_id(),
         keeper=keeper,
+        core={} if address else core_processes(mark),
         environment=before,
     )
 
@@ -139,8 +159,34 @@ def _init(config: SweepConfig, address: str | None, environment: Mapping[str, st
         # Its processes were started before us, so they know nothing of our environment.
         ray.init(address=address, runtime_env={"env_vars": dict(environment)}, **common)
         return
-    # "local", or Ray would join whatever cluster somebody has started on this machine.
-    ray.init("local", include_dashboard=False, **cluster_size(config), **common)
+    for tries_left in reversed(range(_START_TRIES)):
+        try:
+            # "local", or Ray would join whatever cluster somebody has started on this machine.
+            with _own_session():
+                ray.init("local", include_dashboard=False, **cluster_size(config), **common)
+        except Exception as error:
+            ray.shutdown()
+            end_marked(SWEEP_MARK, environment[SWEEP_MARK])
+            if not tries_left or "timed out" not in str(error):
+                raise
+        else:
+            return
+
+
+@contextmanager
+def _own_session() -> Iterator[None]:
+    """Gives the processes that Ray starts meanwhile a session of their own.
+
+    What a terminal or a job manager sends to the driver's process group is then the driver's to
+    act on: with Ray gone at the same moment it could not end its trials in order. There is no
+    setting for it; tests/canaries/test_ray_seams.py guards this name.
+    """
+    started_by = ray._private.services.ConsolePopen
+    ray._private.services.ConsolePopen = partial(started_by, start_new_session=True)
+    try:
+        yield
+    finally:
+        ray._private.services.ConsolePopen = started_by
 
 
 def _knock(address: str) -> None:
@@ -148,6 +194,13 @@ def _knock(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+
+
+def core_processes(mark: str) -> dict[str, int]:
+    """Returns the pids of the control process and the node's agent of a marked Ray, by name."""
+    programs = {pid: describe(pid).split()[1] for pid in marked_processes(SWEEP_MARK, mark)}
+    named = {Path(program).name: pid for pid, program in programs.items()}
+    return {name: named[name] for name in _CORE if name in named}
 
 
 def cluster_size(config: SweepConfig) -> dict[str, int]:
@@ -241,13 +294,14 @@ def placement_groups(cluster: Cluster) -> list[str]:
 def stop_cluster(cluster: Cluster) -> list[str]:
     """Leaves Ray, ends it if it is ours; returns what was still there and had to be ended."""
     groups: list[str] = []
-    if ray.is_initialized():
+    gone = cluster.gone()
+    if ray.is_initialized() and not gone:  # it would wait for those that can't answer
         # In a Ray of our own they end with it; a joined one would keep them.
         groups = [] if cluster.ours else _placement_groups_after(cluster, _STOP_S)
         ray.shutdown()
     quiet(None)
     set_environment(cluster.environment)
-    left = leftovers(cluster, within_s=_STOP_S)
+    left = leftovers(cluster, within_s=0.0 if gone else _STOP_S)
     if left:
         end_marked(SWEEP_MARK, cluster.mark, spared=() if cluster.ours else _CLUSTERS_OWN)
     if cluster.keeper:

@@ -113,10 +113,12 @@ def open_groups(
             num_groups=len(owners),
             resources=HEAD_ONLY,
             left_over=left_over,
+            gone=cluster.gone,
         )
     finally:
         for owner in owners:
-            close_owner(owner)
+            if not cluster.gone():
+                close_owner(owner)
         left_over += stop_cluster(cluster)
 
 

@@ -5,6 +5,7 @@ The only file with ray.train. The trainer's function builds the process groups, 
 imports this file and stays free of both.
 """
 
+import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -328,10 +329,8 @@ def start_owner(plan: GroupPlan) -> Any:
 
 
 def close_owner(owner: Any, within_s: float = 30.0) -> None:
-    """Closes the group and ends its owner."""
-    try:
+    """Closes the group and ends its owner; both may be gone, and Ray with them."""
+    with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
         ray.get(owner.close.remote(), timeout=within_s)
-    except (ray.exceptions.RayError, TimeoutError):
-        pass
-    finally:
+    with contextlib.suppress(ray.exceptions.RayError, RuntimeError):
         ray.kill(owner)

@@ -1,9 +1,11 @@
 """What we lean on in Ray without a promise. A failure says what to look at again."""
 
 import inspect
+import subprocess
 from pathlib import Path
 
 import ray
+import ray._private.services
 import ray._private.worker
 import ray.train
 from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
@@ -19,6 +21,17 @@ def test_the_raylet_s_messages_are_printed_by_the_function_that_we_divert() -> N
     assert "print_to_stdstream(" in source
     parameters = inspect.signature(ray._private.worker.print_to_stdstream).parameters
     assert list(parameters) == ["data", "ignore_prefix"]
+
+
+def test_ray_starts_its_processes_by_the_class_that_we_replace() -> None:
+    """Else a signal to the driver's process group ends Ray too: see cluster._own_session."""
+    services = ray._private.services
+    assert issubclass(services.ConsolePopen, subprocess.Popen)
+    source = inspect.getsource(services.start_ray_process)
+    assert "process = ConsolePopen(" in source
+    assert "start_new_session" not in source
+    for start in (services.start_raylet, services.start_gcs_server):
+        assert "start_ray_process(" in inspect.getsource(start)
 
 
 def test_configured_logging_keeps_our_handlers() -> None:

@@ -1,14 +1,8 @@
 """A tracking server that is away: at start, in mid-sweep, for ever, or deaf. Nothing is lost."""
 
-import contextlib
-import os
 import runpy
-import signal
 import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +13,13 @@ from lf_ray.protocol import TrialRecord, TrialRequest
 from lf_ray.record.events import JournalEvent
 from lf_ray.record.history import SweepHistory, read_journal
 from lf_ray.record.mlflow_sink import SPOOL_NAME, MlflowSink, replay
+from lf_ray.testing.tracking_server import TrackingServer, free_port
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # MLflow's own deprecations are not ours
     pytest.mark.timeout(600),
 ]
 MAKER = Path(__file__).resolve().parents[1] / "data" / "make_journal.py"
-START_S = 180.0
 
 
 @pytest.fixture(scope="module")
@@ -37,51 +31,12 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> SweepHistory:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-class Server:
-    """A real tracking server on a SQLite file, in its own process group."""
-
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self.port = folder, port
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with (self.folder / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "mlflow", "server", "--workers", "1"),
-                    *("--host", "127.0.0.1", "--port", str(self.port)),
-                    *("--backend-store-uri", f"sqlite:///{self.folder}/server.db"),
-                    *("--artifacts-destination", str(self.folder / "artifacts")),
-                ],
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
-            )
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2).close()
-                return
-            time.sleep(0.2)
-        pytest.fail(f"no server within {START_S} s: {(self.folder / 'server.log').read_text()}")
-
-    def kill(self) -> None:
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(30)
-            self.process = None
+    return free_port()
 
 
 @pytest.fixture
-def server(tmp_path: Path, port: int) -> Iterator[Server]:
-    made = Server(tmp_path, port)
+def server(tmp_path: Path, port: int) -> Iterator[TrackingServer]:
+    made = TrackingServer(tmp_path, port)
     yield made
     made.kill()
 
@@ -157,10 +112,10 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path, history: SweepH
 
 @pytest.mark.slow
 def test_killed_in_mid_sweep_and_back_nothing_is_lost(
-    server: Server, history: SweepHistory, tmp_path: Path
+    server: TrackingServer, history: SweepHistory, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    uri = f"http://127.0.0.1:{server.port}"
+    uri = server.uri
     sink = MlflowSink(uri, tmp_path, notify=said.append)
     third = len(history.events) // 3
     _tell(sink, history.events[:third])  # down at start

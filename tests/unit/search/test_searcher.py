@@ -13,7 +13,7 @@ from lf_ray.search.conductor import parse_record
 from lf_ray.search.plan.decisions import Rules
 from lf_ray.search.searcher import SweepSearcher
 from lf_ray.testing.fake_sweep import FakeSweep
-from lf_ray.testing.objectives import KneeObjective
+from lf_ray.testing.objectives import KneeObjective, worker_lost
 
 
 def new_searcher(num_groups: int = 1, trials: int = 4) -> tuple[SweepSearcher, FakeSweep]:
@@ -68,6 +68,25 @@ def test_whatever_comes_back_the_request_is_closed(
     assert outcome["kind"] == "failed"
     assert words in outcome["reason"]
     assert not sweep.state.in_flight
+
+
+@pytest.mark.parametrize("error", [True, False])
+def test_what_fails_while_the_sweep_is_being_ended_stays_open(error: bool) -> None:
+    """Its group went with the sweep: it is run again on resume, and is not blamed."""
+    sweep = FakeSweep(KneeObjective(fate=lambda _: worker_lost()), rules=Rules(trials=4))
+    searcher = SweepSearcher(sweep.conductor(), is_ending=lambda: True)
+    config = searcher.suggest("a")
+    searcher.on_trial_complete("a", None if error else answer(sweep, config), error=error)
+    assert sweep.lines("finished") == []
+    assert list(sweep.state.in_flight) == ["t000"]
+
+
+def test_what_was_measured_while_the_sweep_is_being_ended_is_kept() -> None:
+    sweep = FakeSweep(KneeObjective(), rules=Rules(trials=4))
+    searcher = SweepSearcher(sweep.conductor(), is_ending=lambda: True)
+    config = searcher.suggest("a")
+    searcher.on_trial_complete("a", answer(sweep, config))
+    assert len(sweep.lines("finished")) == 1
 
 
 def test_a_record_of_another_request_is_not_taken() -> None:
