@@ -267,7 +267,10 @@ class GraphSettings:
 
 @dataclass(kw_only=True, slots=True)
 class MemorySettings:
-    """Knobs: allocator backend and the arena's ladder of block sizes in GiB ("1-2-4-8")."""
+    """Knobs: allocator backend and the arena's ladder of block sizes in GiB ("1-2-4-8").
+
+    An arena without a ladder, or with "analysed", takes the one that its first step asks for.
+    """
 
     backend: MemoryBackend = MemoryBackend.caching
     block_sizes: str = "none"
@@ -306,6 +309,8 @@ class SweepSettings:
         delta: what counts as equally fast, as a share (knee, near-ties, racing).
         round_size: suggestions drawn at once and handed out cheapest change first; what one of
             them teaches is not known to the others.
+        suggest: try early what a simulated cluster like this one finds best; None: on GPUs that
+            there is a profile for. Never asked where the sweep itself runs on a simulated one.
         new_lineage: resume although space, model, data or code changed, as a new sweep.
     """
 
@@ -315,6 +320,7 @@ class SweepSettings:
     delta: float = 0.02
     sampler: SamplerKind = SamplerKind.tpe
     round_size: int = 2
+    suggest: bool | None = None
     new_lineage: bool = False
 
 
@@ -386,6 +392,14 @@ def with_knobs(config: SweepConfig, knobs: dict[str, KnobValue]) -> SweepConfig:
         for group, values in groups.items()
     }
     return dataclasses.replace(config, **replaced)
+
+
+def with_length(config: SweepConfig, samples: int | None) -> SweepConfig:
+    """Returns a copy whose schedule is laid out for so many samples; None leaves it as it is."""
+    if samples is None:
+        return config
+    train = dataclasses.replace(config.train, max_samples=samples, max_steps=None)
+    return dataclasses.replace(config, train=train)
 
 
 def plain(value: Any) -> Any:

@@ -48,6 +48,7 @@ from lf_ray.search.stages.stage import (
 from lf_ray.search.stages.staged_planner import StagedPlanner
 from lf_ray.search.start.lineage import resume_changes, source_hash
 from lf_ray.search.start.preflight import check_folder, check_machine, describe_versions
+from lf_ray.search.start.prior import prior_of
 from lf_ray.search.sweep import Interruption, run_on_tune
 from lf_ray.settings import SweepConfig, Trainer, knobs_of
 from lf_ray.testing.sim.cluster import SimulatedCluster
@@ -212,7 +213,9 @@ def _run(opened: Opened, launch: Launch) -> int:
 def _conductor(opened: Opened, observers: Sequence[Observer], num_groups: int) -> Conductor:
     """Returns the sweep's one path of events, begun."""
     config = opened.config
-    rules = rules_of(config, num_groups=num_groups)
+    prior = prior_of(config, opened.space, opened.header["machine"]["gpus"])
+    enqueued = (prior.knobs,) if prior else ()
+    rules = rules_of(config, num_groups=num_groups, enqueued=enqueued)
     proposer = proposer_of(config.sweep.sampler)
     planner: SweepPlanner = Planner(opened.space, rules, proposer)
     if opened.searches:
@@ -220,6 +223,8 @@ def _conductor(opened: Opened, observers: Sequence[Observer], num_groups: int) -
         planner = StagedPlanner(opened.space, stages, rules, proposer, config.num_workers)
     conductor = Conductor(planner, opened.journal, observers, opened.clock)
     conductor.begin(opened.header, opened.events)
+    if prior and not opened.events:
+        conductor.note(prior.words)
     return conductor
 
 
