@@ -1,15 +1,24 @@
 """The session that only takes batches: real data, a real loader, a step that only takes time."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lf_ray.clock import FakeClock
+from lf_ray.analysis.answer import answer_of
+from lf_ray.analysis.report.feeding import feeding_settings, is_feeding
+from lf_ray.clock import FakeClock, SystemClock
 from lf_ray.data.sample_set import SampleSetShape, render_sample_set
 from lf_ray.protocol import OutcomeKind, Purpose, TrialRequest
-from lf_ray.settings import DataSettings, SweepConfig, knobs_of
+from lf_ray.record.history import history_of
+from lf_ray.search.plan.decisions import Rules
+from lf_ray.search.samplers.plain import GridProposer
+from lf_ray.search.space import Literal
+from lf_ray.settings import DataSettings, MeasureSettings, SweepConfig, knobs_of, plain
+from lf_ray.testing.fake_sweep import FakeSweep
 from lf_ray.trial.faults.outcomes import ErrorReport
 from lf_ray.trial.feeding.session import FeedingSession
 from lf_ray.trial.visit import Bench, VisitSettings, run_visit
@@ -133,3 +142,43 @@ def test_a_loader_slower_than_the_step_shows_as_waiting(config: SweepConfig) -> 
     finally:
         session.close()
     assert sum(s.wait_s for s in samples) > 0.5 * sum(s.wall_s for s in samples)
+
+
+def test_a_sweep_of_the_input_path_alone_ends_in_words_for_the_command_line(
+    session: FeedingSession, config: SweepConfig
+) -> None:
+    literal: Literal = {
+        "data.workers": [0, 1],
+        "data.cache": [False, True],
+        "data.decode_threads": [1, 2],
+    }
+    bench = Bench(control=Alone(), clock=SystemClock(), watch=Unwatched())
+    sweep = FakeSweep(
+        lambda request: run_visit(session, bench, request, VisitSettings()),
+        literal,
+        rules=Rules(trials=4, measure=MeasureSettings(max_steps=20, target_frac=0.5)),
+        proposer=GridProposer(),
+        baseline=knobs_of(config),
+    )
+    stop = sweep.run()
+    assert stop.exit_code == 0, stop.reason
+    cached = [request.knobs for request in sweep.started() if request.knobs["data.cache"]]
+    assert {(knobs["data.workers"], knobs["data.decode_threads"]) for knobs in cached} == {(0, 1)}
+    assert any("no frame is left to decode" in line["reason"] for line in sweep.lines("dead"))
+    begun, *events = sweep.log.events
+    header = {
+        **begun.data,
+        "config": plain(config),
+        "space_hash": "",
+        "baseline_knobs": knobs_of(config),
+        "machine": {},
+        "versions": {},
+        "data_id": "",
+        "seed": 0,
+    }
+    answer = answer_of(history_of([replace(begun, data=header), *events], Path("memory")))
+    assert is_feeding(answer)
+    assert re.fullmatch(
+        r"data\.workers=\d data\.decode_threads=\d data\.prefetch=2 data\.cache=(true|false)",
+        feeding_settings(answer),
+    )
