@@ -8,7 +8,7 @@ import math
 from statistics import fmean, stdev
 
 from lf_ray.analysis.points import Point
-from lf_ray.protocol import Purpose
+from lf_ray.protocol import ChangeCost, Purpose, change_cost
 from lf_ray.search.plan.decisions import Decision, Line, Rules, Wait
 from lf_ray.search.plan.searching import baseline_due
 from lf_ray.search.plan.state import SweepState
@@ -90,7 +90,11 @@ def tie_visit(state: SweepState, rules: Rules) -> Decision | None:
 
 
 def near_ties(state: SweepState, rules: Rules) -> list[Point]:
-    """Returns the best point and those that may be as fast, fastest first, the best ahead."""
+    """Returns the best point and those that may be as fast, fastest first, the best ahead.
+
+    One that needs other workers is a rival only where it may be faster by more than what counts as
+    equally fast: a start for every visit would buy nothing else.
+    """
     best = state.best
     assert best is not None
     ranked = sorted(state.eligible, key=lambda p: throughput(p).value, reverse=True)
@@ -100,8 +104,17 @@ def near_ties(state: SweepState, rules: Rules) -> list[Point]:
         if point.id != best.id
         and not given_up(state, point.id)
         and not certainly_below(point, best)
+        and (_same_workers(point, best) or _may_beat(point, best, rules.delta))
     ]
     return [best, *others[: rules.num_rivals - 1]]
+
+
+def _same_workers(point: Point, best: Point) -> bool:
+    return change_cost(best.knobs, point.knobs) is not ChangeCost.RESTART
+
+
+def _may_beat(point: Point, best: Point, delta: float) -> bool:
+    return throughput(point).hi > (1 + delta) * throughput(best).value
 
 
 def abba(state: SweepState, point_ids: list[str]) -> str:

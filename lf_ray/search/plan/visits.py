@@ -76,6 +76,7 @@ def budget(
 
     A race is run against the lower end of the best point's interval, so that a lucky reading does
     not cut the others short. A coarse visit sorts points; what is called best is read finely later.
+    No visit is read more finely than visits are seen to differ: more steps don't shrink that part.
     """
     measure = rules.measure
     steps = max(measure.min_steps, min_steps)
@@ -84,7 +85,9 @@ def budget(
         min_steps=steps,
         max_steps=max(measure.max_steps, min_steps + measure.min_steps if min_steps else 0),
         max_s=measure.max_s,
-        target_frac=max(measure.target_frac, rules.coarse_frac if coarse else 0.0),
+        target_frac=max(
+            measure.target_frac, state.between.frac, rules.coarse_frac if coarse else 0.0
+        ),
         incumbent_samples_per_s=throughput(best).lo if best else None,
         delta_frac=rules.delta,
     )
