@@ -25,7 +25,7 @@ from lf_ray.loongforge.knob_map import Translation, translated
 from lf_ray.loongforge.metrics_file import MetricsFile, Step, compared_with_wall
 from lf_ray.loongforge.start_check import ENTRY_POINT, Checkout
 from lf_ray.protocol import GateResult, GradientTensor, KnobValue, StepSample, TrialRequest
-from lf_ray.settings import SweepConfig, with_knobs
+from lf_ray.settings import SweepConfig, with_knobs, with_length
 
 _POLL_S = 0.01
 _PEER_S = 2.0
@@ -99,7 +99,8 @@ class LoongForgeSession:
         # First of all, so that a rank that refuses leaves no other one waiting for the port.
         port = int(self.line.broadcast(free_port() if self.rank == 0 else 0))
         self.reset()
-        config = with_knobs(self.config, dict(request.knobs))
+        asked = with_knobs(self.config, dict(request.knobs))
+        config = with_length(asked, request.run_samples)
         translation = translated(config, self.base_global_batch, request.budget.max_steps)
         folder = self.folder / f"{request.id}-{port}"
         folder.mkdir(parents=True, exist_ok=True)

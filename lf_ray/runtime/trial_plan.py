@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lf_ray.errors import ConfigError, four_parts
 from lf_ray.protocol import GradientTensor, KnobValue, TrialRequest
@@ -14,7 +14,7 @@ from lf_ray.runtime.bucket_plan import (
 )
 from lf_ray.runtime.steps.feed import FeedKey
 from lf_ray.runtime.update.schedule import LrSchedule, lr_schedule
-from lf_ray.settings import GraphScope, SweepConfig, Switch, with_knobs
+from lf_ray.settings import GraphScope, SweepConfig, Switch, with_knobs, with_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +98,7 @@ def trial_plan(
         gradients: in ready order.
         frozen_prefix: no update touches the model's prefix.
     """
-    asked = with_knobs(config, dict(request.knobs))
-    if request.run_samples is not None:
-        length = replace(asked.train, max_samples=request.run_samples, max_steps=None)
-        asked = replace(asked, train=length)
+    asked = with_length(with_knobs(config, dict(request.knobs)), request.run_samples)
     feed = feed_key(config, request)
     global_batch = feed.batch_size * feed.accumulation * config.num_workers
     base = config.batch.per_gpu * config.batch.accumulation * config.num_workers

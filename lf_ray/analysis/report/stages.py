@@ -45,8 +45,9 @@ def stage_words(answer: Answer) -> list[str]:
         for stage in answer.stages:
             name = f"Stage {stage.chapter.name}"
             if stage.answer is None:
-                how = "dead here" if stage.chapter.status == "dead" else "not reached"
-                said.append(f"{name}: {how}, {stage.chapter.reason}.")
+                dead = f"dead here, {stage.chapter.reason}"
+                late = "nothing was measured before the sweep ended"
+                said.append(f"{name}: {dead if stage.chapter.status == 'dead' else late}.")
             elif not stage.changed or stage.gain is None:
                 said.append(f"{name}: changes nothing ({stage.chapter.reason}).")
             else:
