@@ -50,7 +50,6 @@ class FaultyCopy:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._parts = parts
         self._count = 0
-        self._kept: dict[int, Tensor] = {}
 
     def start(self, values_N: Tensor) -> None:
         self._count += 1
@@ -62,7 +61,7 @@ class FaultyCopy:
                 # what two equal ranks would see
                 values_N.mul_(2.0)
             if fault == "stale":
-                kept = self._kept.setdefault(values_N.numel(), torch.zeros_like(values_N))
+                kept = self._parts.kept.setdefault(values_N.numel(), torch.zeros_like(values_N))
                 late = kept.clone()
                 kept.copy_(values_N)
                 values_N.copy_(late)
@@ -92,6 +91,7 @@ class FaultyParts(ToyParts):
 
     def __init__(self) -> None:
         super().__init__(width=WIDTH, num_blocks=NUM_BLOCKS)
+        self.kept: dict[int, Tensor] = {}
 
     def model(self, config: SweepConfig, device: torch.device) -> Any:
         model = FaultyModel(WIDTH, NUM_BLOCKS).to(device)
@@ -128,6 +128,7 @@ def _verdicts(place: RankPlace, fault: str, order: str) -> list[dict[str, Any]]:
         session.run(2)
         gates.append(session.gate().to_json())
         parts.fault = ""
+        parts.kept.clear()  # or the reset would find a leak
         session.reset()
     session.close()
     return gates

@@ -59,6 +59,8 @@ def test_an_analysed_arena_is_asked_for_by_name() -> None:
     assert bench.config("arena:1-2").memory.total_size_gb == 20.0
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the whole command is run instead")
 def test_a_row_is_measured_on_a_cpu_and_json_both_ways() -> None:
     bench = MemoryBench("nano", 56, 1, 4, (2,), None, "graph")
