@@ -79,8 +79,13 @@ def test_the_page_is_whole(browser: Any, report: Path, width: int) -> None:
 
 
 def test_it_prints(browser: Any, report: Path, tmp_path: Path) -> None:
-    page = browser.new_page()
+    page = browser.new_page(viewport={"width": 688, "height": 980})  # A4 within its margins
+    page.emulate_media(media="print")
     page.goto(report.as_uri())
+    # Paper does not scroll: what is wider than the page is lost.
+    assert page.evaluate("document.documentElement.scrollWidth") <= 688
+    widths = page.evaluate("[...document.querySelectorAll('table')].map(x => x.scrollWidth)")
+    assert max(widths) <= 688
     page.pdf(path=str(tmp_path / "report.pdf"))
     assert (tmp_path / "report.pdf").stat().st_size > 10_000
     page.close()

@@ -63,7 +63,7 @@ th { text-align:left; color:var(--muted); font-weight:600; white-space:nowrap; }
 th, td { padding:.32rem .8rem .32rem 0; border-bottom:1px solid var(--line); vertical-align:top; }
 td { min-width:3.5rem; } td:first-child, th:first-child { min-width:0; white-space:nowrap; }
 td.num { white-space:nowrap; } td:last-child { min-width:10rem; }
-.rows td:nth-child(2) { min-width:13rem; }
+td[data-label="settings"] { min-width:13rem; }
 tr.best td { background:#eaf4f8; } tr.bad td { color:var(--muted); }
 summary { cursor:pointer; color:var(--accent); margin:.6rem 0; }
 pre { background:var(--soft); border:1px solid var(--line); border-radius:6px; padding:.6rem .8rem;
@@ -75,6 +75,7 @@ pre { background:var(--soft); border:1px solid var(--line); border-radius:6px; p
   .cards td:not(:first-child)::before { content:attr(data-label); color:var(--muted);
     flex:0 0 8rem; white-space:normal; } }
 @media print { @page { margin:14mm; } body { font-size:12.5px; } table { font-size:10.5px; }
+  td, td:last-child, td[data-label="settings"] { min-width:0; overflow-wrap:anywhere; }
   main { max-width:none; } figure, tr, .tile { break-inside:avoid; }
   .scroll { overflow:visible; } }
 """
