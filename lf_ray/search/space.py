@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from lf_ray.errors import ConfigError, four_parts, nearest
@@ -24,6 +25,8 @@ Literal = Mapping[str, Sequence[KnobValue] | BucketLadder | BatchLadder]
 
 BASELINE_ONLY: Literal = {}
 """The space of a sweep that visits the baseline alone; any other empty space is refused."""
+
+_MOST_KEPT = 10_000
 
 _RANGES: Mapping[str, tuple[float, float]] = {
     "overlap.bucket_size_mb": (1e-6, float("inf")),
@@ -107,6 +110,16 @@ class Space:
 
     def points(self) -> Iterator[dict[str, KnobValue]]:
         """Yields every distinct canonical point, in the order of the literal."""
+        if self.num_points() > _MOST_KEPT:
+            yield from self._distinct()
+        else:
+            yield from map(dict, self._listed)
+
+    @cached_property
+    def _listed(self) -> tuple[Knobs, ...]:
+        return tuple(self._distinct())
+
+    def _distinct(self) -> Iterator[dict[str, KnobValue]]:
         seen: set[str] = set()
         for values in itertools.product(*self.choices.values()):
             point = self.canonical(dict(zip(self.choices, values)))
