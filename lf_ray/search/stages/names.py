@@ -54,6 +54,14 @@ def inner(event: JournalEvent, stage: str, gradients: Any = None) -> JournalEven
     return replace(event, data=data)
 
 
+def brief(event: JournalEvent) -> JournalEvent:
+    """Returns an event without steps and gradients, for books that only count."""
+    if event.kind != "finished":
+        return event
+    record = {**event.data["record"], "trace": None, "gradients": []}
+    return replace(event, data={**event.data, "record": record})
+
+
 def _request(request: Mapping[str, Any], stage: str) -> dict[str, Any]:
     again = request.get("replicate_of")
     return {

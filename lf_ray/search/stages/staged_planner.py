@@ -19,7 +19,7 @@ from lf_ray.search.plan.state import SweepState
 from lf_ray.search.planner import Outlook, Planner, exit_code
 from lf_ray.search.space import Space, space_from_literal
 from lf_ray.search.stages.learning import LearningPlan, LearningPlanner, learning_plan
-from lf_ray.search.stages.names import inner, outer
+from lf_ray.search.stages.names import brief, inner, outer
 from lf_ray.search.stages.stage import Stage, StageKind
 from lf_ray.search.stages.together import Side, TogetherPlanner, sides_of
 
@@ -92,13 +92,14 @@ class StagedPlanner:
 
     def observe(self, event: JournalEvent) -> None:
         """Takes an event of the journal in."""
-        self._all.fold(event)
+        self._all.fold(brief(event))
         if event.kind == "finished" and event.data["record"].get("gradients"):
             self._gradients = event.data["record"]["gradients"]
         if event.kind == "stage" and "stage" in event.data:
             self._turn(event)
         elif self._current is not None:
-            self._current.observe(inner(event, self._stages[self._index].name, self._gradients))
+            told = self._gradients if not self._current.state.gradients else None
+            self._current.observe(inner(event, self._stages[self._index].name, told))
             if event.kind in ("ended", "note") and self._current.state is not self.state:
                 self.state.fold(event)
         elif event.kind in ("ended", "note"):
