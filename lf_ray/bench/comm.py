@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lf_ray.bench.steps.native import nccl_environment
 from lf_ray.errors import LfRayError, four_parts
 from lf_ray.runtime.overlap import Collective, collective_for
 from lf_ray.testing.ranks import RankPlace, RankPool
@@ -124,8 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench = CommBench(sizes, options.comm, options.repeats)
     rows = []
     for algo in algos:
-        chosen = {} if algo == "default" else {"NCCL_ALGO": algo.capitalize()}
-        pool = RankPool(num_ranks, "nccl" if on_gpu else "gloo", environment=chosen)
+        pool = RankPool(num_ranks, "nccl" if on_gpu else "gloo", nccl_environment(algo))
         try:
             rows += summary(pool.run(messages, bench, deadline_s=_DEADLINE_S), bench, algo)
         finally:

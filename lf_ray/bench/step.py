@@ -17,6 +17,7 @@ one JSON line.
 """
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -99,26 +100,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("key=value words belong to --against; the rest is made in memory\n")
         return 2
     rows = []
-    for image_px in options.px or (56 if options.size == "nano" else 224,):
-        for num_ranks in options.gpus or (max(1, torch.cuda.device_count()),):
-            bench = StepBench(
-                size=options.size,
-                image_px=image_px,
-                batches=options.batches,
-                modes=modes,
-                num_steps=options.steps,
-                num_ranks=num_ranks,
-                comm_dtypes=options.comm,
-                bucket_size_mb=options.bucket_mb,
-                ratios=options.ratio,
-                flushes_mi=options.flush_mi,
-                rounds=options.rounds or 1,
-                profile=options.profile,
-            )
-            found = [{"image_px": image_px, **row} for row in run_bench(bench)]
-            sys.stdout.write(f"{options.size}, {image_px} px, {num_ranks} ranks\n{table(found)}\n")
-            sys.stdout.flush()
-            rows += found
+    sizes_px = options.px or (56 if options.size == "nano" else 224,)
+    counts = options.gpus or (max(1, torch.cuda.device_count()),)
+    for image_px, num_ranks, algo in itertools.product(sizes_px, counts, options.algo):
+        bench = StepBench(
+            size=options.size,
+            image_px=image_px,
+            batches=options.batches,
+            modes=modes,
+            num_steps=options.steps,
+            num_ranks=num_ranks,
+            comm_dtypes=options.comm,
+            bucket_size_mb=options.bucket_mb,
+            ratios=options.ratio,
+            flushes_mi=options.flush_mi,
+            rounds=options.rounds or 1,
+            profile=options.profile,
+            algo=algo,
+        )
+        found = [{"image_px": image_px, **row} for row in run_bench(bench)]
+        sys.stdout.write(f"{options.size}, {image_px} px, {num_ranks} ranks\n{table(found)}\n")
+        sys.stdout.flush()
+        rows += found
     sys.stdout.write("\n".join(words(rows)) + "\n")
     said = {"bench": "step", **asdict(bench), **to_plain(rows), "rows": rows}
     sys.stdout.write(json.dumps(said) + "\n")
@@ -155,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         default=(FLUSH_ELEMENTS // 2**20,),
         help="elements (2^20) after which gradients are copied: 16,256",
     )
+    parser.add_argument("--algo", type=_texts, default=("default",), help="NCCL's: ring,tree")
     parser.add_argument("--rounds", type=int, help="visits of each row, in turn")
     parser.add_argument("--profile", action="store_true", help="launches, time by kernel class")
     parser.add_argument("--against", choices=[LOONGFORGE], help="compare in one run")

@@ -57,6 +57,7 @@ class StepBench:
         flushes_mi: elements (2^20) after which waiting gradients are copied; each makes a row.
         rounds: how often all rows of a model are visited, in turn.
         profile: count launches and split the time by kernel class after the timed steps.
+        algo: of NCCL: default, ring or tree; the ranks are started with it.
     """
 
     size: str
@@ -71,6 +72,7 @@ class StepBench:
     flushes_mi: tuple[int, ...] = (overlap.FLUSH_ELEMENTS // 2**20,)
     rounds: int = 1
     profile: bool = False
+    algo: str = "default"
 
     def config(self) -> SweepConfig:
         """Returns the settings of a session that neither gates nor searches."""
@@ -94,10 +96,11 @@ class StepBench:
         return TrialRequest(id=name, knobs=knobs, seed=0, purpose=Purpose.SEARCH)
 
     def label(self, mode: str, ratio: float, flush_mi: int) -> str:
-        """Returns how a row names its mode: with ratio and flush where there are several."""
+        """Returns how a row names its mode: with what else tells it from other rows."""
         parts = [mode]
         parts += [f"r{ratio:g}"] if len(self.ratios) > 1 else []
         parts += [f"f{flush_mi}"] if len(self.flushes_mi) > 1 else []
+        parts += [self.algo] if self.algo != "default" else []
         return " ".join(parts)
 
     def points(self, modes: Sequence[str]) -> Iterator[tuple[int, str, str, float, int]]:
@@ -231,7 +234,8 @@ def _measured(
 
 def run_bench(bench: StepBench) -> list[dict[str, Any]]:
     """Measures every mode in ranks of its own process group and returns the rows."""
-    pool = RankPool(bench.num_ranks, "nccl" if torch.cuda.is_available() else "gloo")
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    pool = RankPool(bench.num_ranks, backend, nccl_environment(bench.algo))
     rows = []
     try:
         for modes in _sharing(bench.modes):
@@ -243,6 +247,11 @@ def run_bench(bench: StepBench) -> list[dict[str, Any]]:
     finally:
         pool.close()
     return rows
+
+
+def nccl_environment(algo: str) -> dict[str, str]:
+    """Returns the variables that make NCCL take an algorithm; it reads them once a process."""
+    return {} if algo == "default" else {"NCCL_ALGO": algo.capitalize()}
 
 
 def _mean_phases_s(samples: Sequence[StepSample]) -> Mapping[str, float]:

@@ -6,7 +6,7 @@ import pytest
 
 from lf_ray.bench.step import main
 from lf_ray.bench.steps.kernel_classes import OTHER, by_class, kernel_class
-from lf_ray.bench.steps.native import StepBench
+from lf_ray.bench.steps.native import StepBench, nccl_environment
 from lf_ray.bench.steps.readings import bought, gaps, scaling, words
 from lf_ray.bench.steps.rows import RankRow, summary, table
 
@@ -57,6 +57,9 @@ def test_requests_name_every_knob_of_their_mode() -> None:
     )
     assert bench.label("pipelined", 0.5, 256) == "pipelined r0.5"
     assert replace(bench, flushes_mi=(16, 256)).label("graph", 0.5, 16) == "graph r0.5 f16"
+    assert replace(bench, algo="tree", ratios=(1.0,)).label("graph", 1.0, 256) == "graph tree"
+    assert nccl_environment("tree") == {"NCCL_ALGO": "Tree"}
+    assert nccl_environment("default") == {}
     assert len(list(bench.points(("pipelined",)))) == 4
     knobs = bench.request(4, "pipelined", "bf16", 0.5).knobs
     assert knobs["pipeline.prefix"] == "on"
