@@ -3,6 +3,7 @@
 The one place that sets environment variables, since Ray and its parts can be reached no other way.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ import socket
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +36,8 @@ NAMESPACE = "lf_ray"
 SWEEP_MARK = "LF_RAY_SWEEP"
 _STOP_S = 15.0
 _KNOCK_S = 10.0
+_GLOO = "GLOO_SOCKET_IFNAME"
+"""Else gloo listens on the address that the host's name stands for."""
 _CORE = ("gcs_server", "raylet")
 _START_TRIES = 3
 """Ray gives its own processes 30 s to start, and has no setting for it: on a busy machine that can
@@ -61,6 +65,11 @@ LOCAL_ENVIRONMENT: Mapping[str, str] = {
     # The control process of a cluster of our own does not come back. A sweep sees that it is gone
     # and has this long to write its report, before Ray ends the driver.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "60",
+    # Off, as on a desktop: Ray takes 127.0.0.1 for this machine's address, and nothing that it
+    # starts listens to the outside.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # On a busy machine Ray's agents need more than their 30 s, and the raylet aborts without them.
+    "RAY_agent_register_timeout_ms": "120000",
 }
 
 
@@ -102,7 +111,8 @@ def start_cluster(config: SweepConfig, folder: Path | None = None) -> Cluster:
     """
     mark = uuid.uuid4().hex
     address = config.cluster.address if config.cluster.kind == "ray" else None
-    environment = {**RAY_ENVIRONMENT, **({} if address else LOCAL_ENVIRONMENT), SWEEP_MARK: mark}
+    local = {} if address else {**LOCAL_ENVIRONMENT, _GLOO: os.environ.get(_GLOO, "lo")}
+    environment = {**RAY_ENVIRONMENT, **local, SWEEP_MARK: mark}
     before = set_environment(environment)
     quiet(folder)
     handlers = _signal_handlers()
@@ -162,31 +172,38 @@ def _init(config: SweepConfig, address: str | None, environment: Mapping[str, st
     for tries_left in reversed(range(_START_TRIES)):
         try:
             # "local", or Ray would join whatever cluster somebody has started on this machine.
-            with _own_session():
+            with _by_itself():
                 ray.init("local", include_dashboard=False, **cluster_size(config), **common)
         except Exception as error:
             ray.shutdown()
             end_marked(SWEEP_MARK, environment[SWEEP_MARK])
             if not tries_left or "timed out" not in str(error):
                 raise
+            # Its handles of the processes that were just ended would complain of them later.
+            error.__traceback__ = None
+            with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+                gc.collect()
         else:
             return
 
 
 @contextmanager
-def _own_session() -> Iterator[None]:
-    """Gives the processes that Ray starts meanwhile a session of their own.
+def _by_itself() -> Iterator[None]:
+    """Gives the processes that Ray starts meanwhile a session of their own, on 127.0.0.1 only.
 
     What a terminal or a job manager sends to the driver's process group is then the driver's to
     act on: with Ray gone at the same moment it could not end its trials in order. There is no
-    setting for it; tests/canaries/test_ray_seams.py guards this name.
+    setting for it, and the one for the address is read when Ray is imported.
+    tests/canaries/test_ray_seams.py guards both names.
     """
-    started_by = ray._private.services.ConsolePopen
-    ray._private.services.ConsolePopen = partial(started_by, start_new_session=True)
+    services, constants = ray._private.services, ray._private.ray_constants
+    before = services.ConsolePopen, constants.ENABLE_RAY_CLUSTER
+    services.ConsolePopen = partial(services.ConsolePopen, start_new_session=True)
+    constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
     finally:
-        ray._private.services.ConsolePopen = started_by
+        services.ConsolePopen, constants.ENABLE_RAY_CLUSTER = before
 
 
 def _knock(address: str) -> None:

@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import ray
+import ray._private.ray_constants
 import ray._private.services
 import ray._private.worker
 import ray.train
@@ -12,7 +13,7 @@ from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.failure_handling import create_failure_policy
 from ray.train.v2.api.exceptions import WorkerGroupError
 
-from lf_ray.trial.cluster import RAY_ENVIRONMENT
+from lf_ray.trial.cluster import LOCAL_ENVIRONMENT, RAY_ENVIRONMENT
 
 
 def test_the_raylet_s_messages_are_printed_by_the_function_that_we_divert() -> None:
@@ -24,7 +25,7 @@ def test_the_raylet_s_messages_are_printed_by_the_function_that_we_divert() -> N
 
 
 def test_ray_starts_its_processes_by_the_class_that_we_replace() -> None:
-    """Else a signal to the driver's process group ends Ray too: see cluster._own_session."""
+    """Else a signal to the driver's process group ends Ray too: see cluster._by_itself."""
     services = ray._private.services
     assert issubclass(services.ConsolePopen, subprocess.Popen)
     source = inspect.getsource(services.start_ray_process)
@@ -32,6 +33,15 @@ def test_ray_starts_its_processes_by_the_class_that_we_replace() -> None:
     assert "start_new_session" not in source
     for start in (services.start_raylet, services.start_gcs_server):
         assert "start_ray_process(" in inspect.getsource(start)
+
+
+def test_ray_keeps_to_itself_where_clusters_are_off() -> None:
+    """Else all that Ray starts listens to the outside: see cluster._by_itself."""
+    constants = ray._private.ray_constants
+    assert constants.ENABLE_RAY_CLUSTERS_ENV_VAR in LOCAL_ENVIRONMENT
+    source = inspect.getsource(ray._private.services.get_node_ip_address)
+    assert "if not ray_constants.ENABLE_RAY_CLUSTER:" in source
+    assert "return get_localhost_ip()" in source
 
 
 def test_configured_logging_keeps_our_handlers() -> None:

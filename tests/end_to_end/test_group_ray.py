@@ -1,7 +1,9 @@
 """The contract of a worker group, kept by Ray's real workers."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from lf_ray.testing.group_contract import (
@@ -11,6 +13,8 @@ from lf_ray.testing.group_contract import (
     submitted,
 )
 from lf_ray.testing.ray_groups import RayGroup
+from lf_ray.trial.cluster import SWEEP_MARK
+from lf_ray.trial.faults.leftovers import marked_processes
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -33,6 +37,21 @@ class TestLostWorker(LostWorkerContract):
 @pytest.mark.slow
 class TestReplacedWorkers(ReplacedContract):
     pass
+
+
+def test_nothing_can_be_reached_from_outside(group: RayGroup) -> None:
+    """But for torch's store, which can't be told where to listen."""
+    submitted(group, "plain")
+    outside: list[str] = []
+    for pid in marked_processes(SWEEP_MARK, group.cluster.mark):
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            for item in process.net_connections("inet"):
+                address = item.laddr.ip.removeprefix("::ffff:")
+                if item.status == psutil.CONN_LISTEN and address not in ("127.0.0.1", "::1"):
+                    outside.append(f"{process.name()} {item.laddr.ip}:{item.laddr.port}")
+    assert [text for text in outside if "TrainWorker" not in text] == []
+    assert len(outside) <= 1, outside
 
 
 def test_the_workers_are_where_the_owner_says(group: RayGroup) -> None:
