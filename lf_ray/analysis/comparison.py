@@ -93,6 +93,27 @@ def knob_rows(answer: Answer) -> list[Row]:
     return rows
 
 
+def knob_rows_of_all(answers: Sequence[Answer]) -> list[Row]:
+    """Returns one row a sweep and varied knob, so that a knob's knees stand below each other.
+
+    `same place` says whether machine, ranks and model are those of the last sweep: where they are
+    not, throughputs can't be compared, and a knee may have moved for that reason.
+    """
+    last = _place(answers[-1]) if answers else ()
+    rows = [
+        {
+            "knob": row["knob"],
+            "sweep": f"{answer.history.header.name} {answer.history.header.id}",
+            **{name: row[name] for name in ("baseline", "best", "knee", "status")},
+            "samples a step": answer.baseline.samples_per_step if answer.baseline else None,
+            "same place": _place(answer) == last,
+        }
+        for answer in answers
+        for row in knob_rows(answer)
+    ]
+    return sorted(rows, key=lambda row: str(row["knob"]))
+
+
 def point_rows(answer: Answer) -> list[Row]:
     """Returns one row a measured point, fastest first."""
     rows = [
@@ -168,6 +189,12 @@ def write_choice(answer: Answer, trial: str, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(config_text(found_config(answer, point.knobs, path.stem, point)))
     return path
+
+
+def _place(answer: Answer) -> tuple[object, ...]:
+    header = answer.history.header
+    model = header.config.get("model", {}).get("size")
+    return header.machine.get("label"), num_ranks(answer.history), model
 
 
 def _rate(point: Point | None) -> float | None:

@@ -1,6 +1,6 @@
 """Writes a sweep's journal from a seeded objective with a known knee, without running a sweep.
 
-    python tests/data/make_journal.py tests/data/overlap_journal/journal.jsonl
+    python tests/data/make_journal.py /tmp/journal.jsonl
     python tests/data/make_journal.py /tmp/other.jsonl --seed 1 --case data_bound
 
 Everything is simulated: the machine's name says so. The knee of the peaked case is a bucket of

@@ -12,7 +12,7 @@ from lf_ray.errors import RecordError
 from lf_ray.record.history import SweepHistory
 
 History = Callable[..., SweepHistory]
-SHIPPED = Path(__file__).resolve().parents[2] / "data" / "overlap_journal" / "journal.jsonl"
+JOURNALS = Path(__file__).resolve().parents[2] / "data" / "journals"
 
 
 def test_sweeps_side_by_side(seeded_history: History) -> None:
@@ -23,10 +23,15 @@ def test_sweeps_side_by_side(seeded_history: History) -> None:
     assert rows[2]["best samples/s"] is None
 
 
-def test_the_shipped_journal_loads() -> None:
-    (answer,) = comparison.load_journals([SHIPPED])
-    assert answer.winner is not None
-    assert answer.winner.id == "t004"
+def test_recorded_journals_load_oldest_first_and_their_knees_stand_below_each_other() -> None:
+    answers = comparison.load_journals(JOURNALS.glob("*/journal.jsonl"))
+    dates = [answer.history.header.wall_s for answer in answers]
+    assert dates == sorted(dates)
+    rows = comparison.knob_rows_of_all(answers)
+    knobs = [row["knob"] for row in rows]
+    assert knobs == sorted(knobs)
+    assert knobs.count("overlap.ratio") == len(answers) == 2
+    assert {row["same place"] for row in rows} == {True}
     with pytest.raises(RecordError, match="at least one journal"):
         comparison.load_journals([])
 

@@ -23,6 +23,7 @@ from lf_ray.record.history import read_journal
 from lf_ray.record.mirror.replay import result_updates, updates_of
 from lf_ray.record.mirror.runs import Mirror
 from lf_ray.record.mirror.updates import (
+    EFFECTIVE_OF,
     MAX_PARAM_LENGTH,
     RunUpdate,
     clean_key,
@@ -31,6 +32,7 @@ from lf_ray.record.mirror.updates import (
 )
 
 Journals = Callable[..., Path]
+JOURNALS = Path(__file__).resolve().parents[2] / "data" / "journals"
 HEADER = {
     "id": "s1",
     "name": "overlap",
@@ -193,6 +195,15 @@ def test_effective_values_that_cannot_vary_are_tags() -> None:
     update = mirror.finished(_record(request, outcome=outcome), 115.0)[0]
     assert update.params == {"run_effective.num_buckets": "4", "run_effective.something_new": "x"}
     assert update.tags["run_effective.lr"] == "0.001"
+
+
+@pytest.mark.parametrize(
+    "path", sorted(JOURNALS.glob("*/journal.jsonl")), ids=lambda p: p.parent.name
+)
+def test_every_effective_value_of_a_real_sweep_is_known(path: Path) -> None:
+    names = {name for record in read_journal(path).records for name in record.outcome.effective}
+    assert len(names) > 10
+    assert names <= set(EFFECTIVE_OF), "say which knobs it follows from, or the Compare page fills"
 
 
 def test_non_finite_numbers_become_tags() -> None:
