@@ -70,8 +70,8 @@ def skipped_words(records: Sequence[TrialRecord]) -> list[str]:
     others = f" and {len(frames) - 1} more, named in the journal" if len(frames) > 1 else ""
     first = f" {frames[0]}{others}." if frames else ""
     return [
-        f"{num_skipped:.0f} samples were skipped, each time they were met, because a frame could "
-        f"not be decoded (data.skip_corrupt=true):{first}"
+        f"{num_skipped:.0f} samples were skipped, over all visits, because frames could not be "
+        f"decoded (data.skip_corrupt=true):{first}"
     ]
 
 
