@@ -73,13 +73,16 @@ def test_frames_are_scaled_and_keep_their_shape(h264: Path) -> None:
     assert not wide[:, 48:].any()
 
 
-def test_a_broken_group_is_left_out_and_the_next_goes_on(h264: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_a_broken_group_is_left_out_and_the_next_goes_on(
+    threads: int, h264: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "broken.mp4"
     data = bytearray(h264.read_bytes())
     middle = len(data) // 2
     data[middle : middle + 60] = b"\xff" * 60
     path.write_bytes(data)
-    with VideoReader(path) as reader:
+    with VideoReader(path, threads) as reader:
         got = dict(reader.decode(0, NUM_FRAMES - 1, reader.size))
         (bad,) = reader.bad
     assert bad.last + 1 in reader.keys
