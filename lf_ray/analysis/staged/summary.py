@@ -1,4 +1,4 @@
-"""What a sweep in stages adds to summary.json, and whether the winner learns, for any sweep."""
+"""What a sweep in stages adds to summary.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 def stage_summary(answer: Answer) -> dict[str, Any]:
-    """Returns plain JSON values: `converges`; `stages` and `together`; `named`, `noise_scale`."""
+    """Returns plain JSON values; none for a sweep without stages, whose keys are fixed.
+
+    `converges` for all, `stages` and `together` of several searches, `named`, `noise_scale` and
+    `lr_rule` of a search over batches.
+    """
+    if not answer.stages:
+        return {}
     found: dict[str, Any] = {"converges": _converges(answer.convergence)}
     if len(answer.stages) > 1:
         found["stages"] = [

@@ -1,4 +1,4 @@
-"""Goodput: throughput times what a sample is worth, with the baseline kept where nothing is sure."""
+"""Goodput: throughput times what a sample is worth; the baseline stays where nothing is sure."""
 
 import dataclasses
 from collections.abc import Callable
@@ -52,6 +52,7 @@ def test_a_small_noise_scale_keeps_the_baseline_and_a_large_one_takes_the_larges
         best = best_worth(worths(found, found[0], scale), found[0])
         assert best is not None
         assert best.point.samples_per_step == batch
+    assert best is not None
     assert best.goodput.value == pytest.approx(160 * 4008 / 4032, rel=0.02)
 
 
