@@ -109,8 +109,8 @@ class StagedPlanner:
         """Returns what to do next. Asking twice gives the same answer."""
         if self._all.ended is not None:
             return Stop(*self._all.ended)
-        minutes = self.rules.minutes
-        if minutes is not None and self._all.elapsed_s(now_wall_s) > minutes * 60:
+        minutes, began = self.rules.minutes, self._all.num_records > 0
+        if minutes is not None and began and self._all.elapsed_s(now_wall_s) > minutes * 60:
             if self._all.in_flight:
                 return Wait("sweep.minutes are used up; visits under way are awaited")
             return Stop(f"sweep.minutes={minutes:g} are used up", self._exit_code())
