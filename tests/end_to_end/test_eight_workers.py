@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lf_ray.protocol import OutcomeKind, TrialRecord
+from lf_ray.protocol import Deadlines, OutcomeKind, TrialRecord
 from lf_ray.testing.group_contract import incarnation, submitted
 from lf_ray.testing.ray_groups import RayGroup
 from lf_ray.testing.sessions import Fault
@@ -19,9 +19,12 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 NUM_WORKERS = 8
 
 
-class EightWorkers(RayGroup):
-    # eight processes take turns on few cores
-    step_s = 15.0
+# Eight processes take turns on few cores, and start one after the other.
+PATIENT = Deadlines(start_s=300, first_batch_s=60, capture_s=60, step_s=15)
+
+
+def ran(group: RayGroup, name: str) -> TrialRecord:
+    return submitted(group, name, deadlines=PATIENT)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayGroup]:
             once=str(folder / "killed"),
         ),
     )
-    started = EightWorkers(folder, faults, NUM_WORKERS)
+    started = RayGroup(folder, faults, NUM_WORKERS)
     yield started
     assert started.close() == []
 
@@ -52,21 +55,21 @@ def evidence(what: str, before: TrialRecord, after: TrialRecord) -> None:
 
 
 def test_one_rank_without_memory_makes_the_point_infeasible(group: RayGroup) -> None:
-    before = submitted(group, "before")
+    before = ran(group, "before")
     assert before.outcome.kind is OutcomeKind.COMPLETED
     assert sorted(group.state()["members"]) == list(range(NUM_WORKERS))
-    record = submitted(group, "oom")
+    record = ran(group, "oom")
     assert record.outcome.kind is OutcomeKind.INFEASIBLE
     assert record.outcome.rank == 3
-    after = submitted(group, "after oom")
+    after = ran(group, "after oom")
     assert after.outcome.kind is OutcomeKind.COMPLETED
     assert incarnation(after) == incarnation(before)  # nothing was sent yet: the group is warm
     evidence("oom_before_communication", before, after)
 
 
 def test_one_of_eight_killed_in_a_step_is_named_and_the_group_comes_back(group: RayGroup) -> None:
-    before = submitted(group, "before")
-    record = submitted(group, "killed")
+    before = ran(group, "before")
+    record = ran(group, "killed")
     assert record.outcome.kind is OutcomeKind.COMPLETED
     assert record.metrics["attempts"] == 2.0
     assert "rank 5" in record.outcome.reason
@@ -76,11 +79,11 @@ def test_one_of_eight_killed_in_a_step_is_named_and_the_group_comes_back(group: 
 
 
 def test_one_rank_out_of_memory_while_others_send_hangs_nobody(group: RayGroup) -> None:
-    before = submitted(group, "before")
-    record = submitted(group, "late_oom")
+    before = ran(group, "before")
+    record = ran(group, "late_oom")
     assert record.outcome.kind is OutcomeKind.INFEASIBLE
     assert record.outcome.rank == 6
-    after = submitted(group, "after")
+    after = ran(group, "after")
     assert after.outcome.kind is OutcomeKind.COMPLETED
     assert incarnation(after) == incarnation(before) + 1
     evidence("oom_while_sending", record, after)
