@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +36,13 @@ NAMESPACE = "lf_ray"
 SWEEP_MARK = "LF_RAY_SWEEP"
 _STOP_S = 15.0
 _KNOCK_S = 10.0
+_GLOO = "GLOO_SOCKET_IFNAME"
+"""Else gloo listens on the address that the host's name stands for."""
+_CORE = ("gcs_server", "raylet")
+_START_TRIES = 2
+_NODE_S = 120.0
+"""How long a node of ours may take to start. Ray's own 30 s, for which it has no setting, are too
+little on a busy machine."""
 _GLOO = "GLOO_SOCKET_IFNAME"
 """Else gloo listens on the address that the host's name stands for."""
 _CORE = ("gcs_server", "raylet")
@@ -189,21 +196,34 @@ def _init(config: SweepConfig, address: str | None, environment: Mapping[str, st
 
 @contextmanager
 def _by_itself() -> Iterator[None]:
-    """Gives the processes that Ray starts meanwhile a session of their own, on 127.0.0.1 only.
+    """Gives the processes that Ray starts meanwhile a session of their own, on 127.0.0.1, and time.
 
     What a terminal or a job manager sends to the driver's process group is then the driver's to
     act on: with Ray gone at the same moment it could not end its trials in order. There is no
     setting for it, and the one for the address is read when Ray is imported.
-    tests/canaries/test_ray_seams.py guards both names.
+    tests/canaries/test_ray_seams.py guards the names.
     """
     services, constants = ray._private.services, ray._private.ray_constants
-    before = services.ConsolePopen, constants.ENABLE_RAY_CLUSTER
+    before = services.ConsolePopen, services.get_node, constants.ENABLE_RAY_CLUSTER
     services.ConsolePopen = partial(services.ConsolePopen, start_new_session=True)
+    services.get_node = partial(_node_once_there, services.get_node)
     constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
     finally:
-        services.ConsolePopen, constants.ENABLE_RAY_CLUSTER = before
+        services.ConsolePopen, services.get_node, constants.ENABLE_RAY_CLUSTER = before
+
+
+def _node_once_there(get_node: Callable[..., Any], *names: Any) -> Any:
+    """Returns what Ray knows of a node, asking until it knows or `_NODE_S` are over."""
+    ends_s = time.monotonic() + _NODE_S
+    while True:
+        try:
+            return get_node(*names)
+        except RuntimeError:
+            if time.monotonic() > ends_s:
+                raise
+            time.sleep(0.1)
 
 
 def _knock(address: str) -> None:

@@ -34,6 +34,9 @@ from lf_ray.trial.workers import (
     start_owner,
 )
 
+OWNERS_UP_S = 600.0
+"""For the groups' owners to begin: they import Ray Train, all at once where there are many."""
+
 
 def prepare_data(config: SweepConfig) -> str:
     """Checks what is trained on, rendering the sample set where that is the source; returns its id.
@@ -107,7 +110,8 @@ def open_groups(
                 node=node,
             )
             owners.append(start_owner(plan))
-        ray.get([owner.prepare.remote(knobs_of(config)) for owner in owners])
+        begun = [owner.prepare.remote(knobs_of(config)) for owner in owners]
+        ray.get(begun, timeout=OWNERS_UP_S)
         yield Groups(
             trainable=bound_to(owners),
             num_groups=len(owners),

@@ -4,6 +4,7 @@ It holds no model and no worker, only the owner's handle, so that Tune can reuse
 """
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,8 +20,22 @@ HEAD_ONLY: Mapping[str, float] = {"node:__internal_head__": 0.001}
 refused on a cluster that is there already; no resource at all is refused by Tune.)"""
 
 
+_STARTS_S = 1800.0
 _BUSY_S = (0.01, 0.5)
 """How long to wait before asking again whether a group is free: at first, at most."""
+
+
+def longest_s(request: TrialRequest) -> float | None:
+    """Returns how long an owner that works may keep a request; None where steps have no limit.
+
+    Two attempts and the starts before them; the owner itself has a deadline for every phase, so
+    this one is for an owner that hangs. Generous, since what comes later costs the group.
+    """
+    limits, budget = request.deadlines, request.budget
+    num_steps = budget.max_steps + request.noise_steps
+    phases_s = 6 * limits.first_batch_s + limits.capture_s
+    visit_s = phases_s + num_steps * limits.step_s + budget.max_s
+    return _STARTS_S + 2 * visit_s if math.isfinite(visit_s) else None
 
 
 def bound_to(owners: Sequence[Any]) -> Any:
@@ -58,8 +73,9 @@ class TrialRunner(tune.Trainable):  # type: ignore[misc]  # Ray has no types
         while self._owners:
             for owner in list(self._owners):
                 try:
-                    answer = ray.get(owner.submit_if_free.remote(request.to_json()))
-                except ray.exceptions.RayActorError as error:
+                    call = owner.submit_if_free.remote(request.to_json())
+                    answer = ray.get(call, timeout=longest_s(request))
+                except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
                     self._owners.remove(owner)
                     reason = f"the group's owner is gone: {type(error).__name__}: {error}"
                     continue

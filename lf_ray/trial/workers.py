@@ -30,6 +30,8 @@ from lf_ray.trial.ranks.contracts import WorkerSession
 from lf_ray.trial.ranks.serve import Order, ServeSettings, serve
 
 GROUP_MARK = "LF_RAY_GROUP"
+OWNER_ANSWERS_S = 300.0
+"""An owner that works answers within a second; without one a rank has nothing to stay for."""
 CONTROL_TIMEOUT_S = 1800.0
 """Last resort only: every wait on the control line has a deadline at the owner."""
 
@@ -137,7 +139,8 @@ class RankLink:
 
     def next_order(self, after: int) -> Order:
         """Asks the owner for work; blocks up to a second."""
-        return Order(**ray.get(self._owner.next_order.remote(self._incarnation, after)))
+        order = self._owner.next_order.remote(self._incarnation, after)
+        return Order(**ray.get(order, timeout=OWNER_ANSWERS_S))
 
     def tell(self, what: str, value: Mapping[str, Any]) -> None:
         """Tells the owner of an event and does not wait for it to be heard."""

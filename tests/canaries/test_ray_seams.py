@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import ray
+import ray._private.node
 import ray._private.ray_constants
 import ray._private.services
 import ray._private.worker
@@ -42,6 +43,13 @@ def test_ray_keeps_to_itself_where_clusters_are_off() -> None:
     source = inspect.getsource(ray._private.services.get_node_ip_address)
     assert "if not ray_constants.ENABLE_RAY_CLUSTER:" in source
     assert "return get_localhost_ip()" in source
+
+
+def test_ray_asks_for_its_node_by_the_function_that_we_make_patient() -> None:
+    """Else a busy machine gives it 30 s only: see cluster._node_once_there."""
+    source = inspect.getsource(ray._private.node.Node.__init__)
+    assert "node_info = ray._private.services.get_node(" in source
+    assert "except RuntimeError as e:" in source
 
 
 def test_configured_logging_keeps_our_handlers() -> None:

@@ -37,6 +37,7 @@ _PEER_TEXTS = (
     "timed out waiting",
     "connection refused",
 )
+_HANG_TEXTS = ("collective operation timeout", "watchdog got stuck")
 _INFEASIBLE = frozenset({"oom", "host_memory", "machine", "settings"})
 _MAX_REASON_CHARS = 400
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
@@ -74,7 +75,7 @@ def error_kind(error: BaseException) -> str:
     text = str(error).lower()
     if "OutOfMemoryError" in names or any(part in text for part in _OOM_TEXTS):
         return "oom"
-    if isinstance(error, TrainerHungError):
+    if isinstance(error, TrainerHungError) or any(part in text for part in _HANG_TEXTS):
         return "hang"
     if isinstance(error, MemoryError):
         return "host_memory"

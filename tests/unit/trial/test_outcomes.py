@@ -51,6 +51,17 @@ def sample(rank: int, step: int, loss: float = 1.0, grad_norm: float = 1.0) -> S
         (MachineError("m"), "machine"),
         (RuntimeError("Connection closed by peer [127.0.0.1]:1"), "peer_lost"),
         (RuntimeError("NCCL communicator was aborted on rank 1"), "peer_lost"),
+        (
+            RuntimeError("ncclRemoteError: remote process exited or there was a network error"),
+            "peer_lost",
+        ),
+        (
+            RuntimeError(
+                "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7"
+            ),
+            "hang",
+        ),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "exception"),
         (DataError("tail: connection reset by peer"), "exception"),
         (ZeroDivisionError("division by zero"), "exception"),
     ],
