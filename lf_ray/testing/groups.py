@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,7 @@ class ThreadLauncher:
     """Starts and ends ranks as threads.
 
     Attributes:
+        probe: the look at the link, on each rank; None takes none.
         worlds: by incarnation; `threads` likewise.
         sessions: every session that was made, for tests to look at.
     """
@@ -63,6 +64,7 @@ class ThreadLauncher:
     sleeps: bool = True
     serve_settings: ServeSettings = field(default_factory=ServeSettings)
     clock: Clock = field(default_factory=SystemClock)
+    probe: Callable[[], Mapping[str, float]] | None = None
     owner: GroupOwner | None = None
     loop: asyncio.AbstractEventLoop | None = None
     worlds: dict[int, ThreadWorld] = field(default_factory=dict)
@@ -99,6 +101,7 @@ class ThreadLauncher:
                 make_session,
                 clock=self.clock,
                 settings=self.serve_settings,
+                probe=self.probe,
             )
         except KilledError:
             world.fates.setdefault(rank, "gone")

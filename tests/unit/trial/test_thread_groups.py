@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lf_ray.errors import GroupError
 from lf_ray.protocol import OutcomeKind, TrialRecord
 from lf_ray.testing.group_contract import (
     LostWorkerContract,
@@ -78,6 +79,29 @@ def test_a_group_that_never_starts_is_given_up_with_its_reason() -> None:
         again = submitted(group, "t1")
         assert "not tried" in again.outcome.reason
         assert len(group.launcher.started_with) == 3
+    finally:
+        group.close()
+
+
+def test_an_implausible_link_ends_the_start_and_is_named() -> None:
+    def slow() -> dict[str, float]:
+        raise GroupError("While probing: 100 MB/s. Got 2 MB/s (ranks 0 and 1 at 2 MB/s).")
+
+    group = ThreadGroup(ThreadLauncher(probe=slow))
+    try:
+        record = submitted(group, "t0")
+        assert record.outcome.kind is OutcomeKind.FAILED
+        assert "ranks 0 and 1 at 2 MB/s" in record.outcome.reason
+        assert group.launcher.sessions == []
+    finally:
+        group.close()
+
+
+def test_what_the_probe_reads_is_in_the_group_s_first_record() -> None:
+    group = ThreadGroup(ThreadLauncher(probe=lambda: {"probe_latency_s": 1e-4}))
+    try:
+        assert submitted(group, "t0").metrics["probe_latency_s"] == 1e-4
+        assert "probe_latency_s" not in submitted(group, "t1").metrics
     finally:
         group.close()
 
