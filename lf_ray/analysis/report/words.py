@@ -64,6 +64,13 @@ def labels(answer: Answer) -> tuple[str, ...]:
     said = []
     if device(answer.history) == "simulated":
         said.append("Simulated cluster: every number here is a prediction, none was measured.")
+    workers = config.get("cluster", {}).get("workers") or 0
+    num_cores = int(answer.history.header.machine.get("num_cores") or workers)
+    if device(answer.history) == "cpu" and workers > num_cores:
+        said.append(
+            f"{workers} workers shared {num_cores} cores: this shows that it works; its times say "
+            f"nothing about speed."
+        )
     source = config.get("data", {}).get("source", "sample")
     random_weights = not config.get("model", {}).get("weights")
     if source == "synthetic":
