@@ -45,6 +45,7 @@ def simulated(name: str, *words: str) -> tuple[Path, dict[str, Any]]:
     return result, json.loads((result / "summary.json").read_text())
 
 
+@pytest.mark.timeout(400)
 def test_joint_says_of_every_stage_what_it_gained_and_whether_the_gains_multiply(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +73,7 @@ def test_joint_says_of_every_stage_what_it_gained_and_whether_the_gains_multiply
     assert compose("train", ["--config", str(result / "best.yaml")], LAPTOP).model.size == "3b"
 
 
+@pytest.mark.timeout(400)
 def test_an_interrupted_joint_sweep_goes_on_from_its_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +92,7 @@ def test_an_interrupted_joint_sweep_goes_on_from_its_journal(
     assert again["together"]["singles"].keys() == summary["together"]["singles"].keys()
 
 
+@pytest.mark.timeout(400)
 def test_batch_lr_leaves_three_named_points_that_compose_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
