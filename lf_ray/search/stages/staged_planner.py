@@ -228,6 +228,9 @@ class StagedPlanner:
     def _ended(self, stage: Stage, stop: Stop) -> Decision:
         """Returns the line that ends a stage, or the sweep's end where nothing can be compared."""
         assert self._current is not None
+        if self.rules.minutes is not None:
+            share = stop.reason.replace("sweep.minutes=", "its share of sweep.minutes, ")
+            stop = replace(stop, reason=share)
         payload: dict[str, Any] = {
             "stage": stage.name,
             "does": str(stage.kind),
@@ -238,7 +241,7 @@ class StagedPlanner:
         words = f"stage {stage.name} is over: {stop.reason}"
         if stage.kind is StageKind.SEARCH:
             if not self._won and not _is_measured(self._current.state):
-                return stop
+                return replace(stop, reason=f"stage {stage.name}, {stop.reason}")
             won = _winner(self._current.state, self._start)
             payload |= {"knobs": dict(won.knobs), "changed": dict(won.changed)}
             payload["began"] = dict(won.began)
