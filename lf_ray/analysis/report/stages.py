@@ -8,6 +8,7 @@ from lf_ray.analysis.slices import in_words
 from lf_ray.analysis.staged.multiply import Multiplied
 from lf_ray.analysis.staged.named import BatchAnswer, Named
 from lf_ray.analysis.staged.stages import ALL, BASELINE
+from lf_ray.measure.interval import ratio
 from lf_ray.protocol import Interval, Knobs
 
 _SIDES = {BASELINE: "the baseline", ALL: "all winners together"}
@@ -137,11 +138,14 @@ def _stage_table(answer: Answer) -> Table:
 def _together_table(answer: Answer) -> Table:
     if answer.together is None:
         return Table("Do the gains multiply?", (), (), "Not measured: the sweep ended before.")
-    found = answer.together.found
+    found, baseline = answer.together.found, answer.together.points[BASELINE]
+    base = baseline.throughput if baseline else None
     rows = []
     for label, point in answer.together.points.items():
         rate = point.throughput if point else None
         gain = found.joint if label == ALL else found.singles.get(label)
+        if gain is None and rate and base and label != BASELINE:
+            gain = ratio(rate, base)
         rows.append(
             (
                 _SIDES.get(label, label if label.startswith("all but") else f"{label} alone"),
