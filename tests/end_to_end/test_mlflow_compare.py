@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 MAKER = Path(__file__).resolve().parents[1] / "data" / "make_journal.py"
-START_S = 180.0
+START_S = 300.0
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,10 @@ class Trainings:
 
     def run(self, *words: str) -> tuple[int, str]:
         process = self.start(*words)
-        out, _ = process.communicate(timeout=400)
+        try:
+            out, _ = process.communicate(timeout=700)
+        finally:
+            process.kill()
         return process.returncode, out
 
     def results(self) -> list[Path]:
