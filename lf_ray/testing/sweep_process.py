@@ -91,6 +91,12 @@ class SweepProcess:
         for pid in marked_processes(MARK, self.mark):
             os.kill(pid, number)
 
+    def kill_program(self, name: str) -> None:
+        """Kills the sweep's processes that run a program."""
+        for pid in marked_processes(MARK, self.mark):
+            if describe(pid).split()[1] == name:
+                os.kill(pid, signal.SIGKILL)
+
     def left(self, within_s: float = 30.0) -> list[str]:
         """Returns the sweep's processes that are there after so many seconds."""
         ends_s = time.monotonic() + within_s

@@ -105,6 +105,24 @@ def test_a_signal_to_ray_as_well_costs_no_finished_trial(sweep: Sweep, tmp_path:
     check_goes_on(sweep, tmp_path)
 
 
+def test_a_ray_whose_control_process_is_killed_ends_the_sweep_in_order(
+    sweep: Sweep, tmp_path: Path
+) -> None:
+    """Ray ends the driver after a minute: a very busy machine may not have drawn all figures."""
+    life = sweep(tmp_path)
+    assert life.until_lines(5), life.tail()
+    life.kill_program("gcs_server")
+    code = life.wait(150)
+    assert life.left(60.0) == [], life.tail()
+    if code == 130:
+        check_interrupted(tmp_path, code)
+    assert (result_folder(tmp_path) / "summary.json").is_file()
+    ended = history(tmp_path).ended
+    assert ended is not None
+    assert ended.reason == "Ray's gcs_server ended under the sweep"
+    check_goes_on(sweep, tmp_path)
+
+
 def test_a_second_signal_ends_at_once(sweep: Sweep, tmp_path: Path) -> None:
     life = sweep(tmp_path)
     assert life.until_lines(5), life.tail()
