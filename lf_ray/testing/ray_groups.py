@@ -21,17 +21,14 @@ def two_workers() -> SweepConfig:
 
 
 class RayGroup:
-    """Ray, an owner and its workers, for as long as a test module needs them."""
+    """Ray, an owner and its two workers, for as long as a test module needs them."""
 
     step_s = 2.0
     kept_within_s = 30.0
     replaced_within_s = 180.0
 
-    def __init__(
-        self, folder: Path, faults: tuple[Fault, ...] | None = None, num_workers: int = 2
-    ) -> None:
+    def __init__(self, folder: Path, faults: tuple[Fault, ...] | None = None) -> None:
         config = two_workers()
-        config.cluster.workers = num_workers
         self.cluster: Cluster = start_cluster(config, folder / "ray")
         marks = folder / "marks"
         marks.mkdir(parents=True, exist_ok=True)
