@@ -111,9 +111,4 @@ def test_compare_opens_on_knobs_against_throughput(
     text = page.inner_text("body")
     assert "Comparing 9 Runs" in text
     assert "t004 bucket_size_mb=1 overlap_ratio=0.8" in text
-    page.get_by_role("tab", name="Scatter Plot").click()
-    axis = page.locator(".js-plotly-plot .xtitle")
-    axis.first.wait_for(timeout=60_000)
-    assert axis.first.text_content() == "bucket_size_mb"
-    assert page.locator(".js-plotly-plot .ytitle").first.text_content() == "Samples per second"
     page.close()
