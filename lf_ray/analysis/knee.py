@@ -20,6 +20,8 @@ from lf_ray.protocol import KnobValue, Wire
 
 NUM_RESAMPLES = 2000
 MAX_SPAN_STEPS = 2
+MAX_FASTER_SHARE = 0.5
+"""Beyond it the best point is the best by chance, and so is the knee that starts from it."""
 
 Floats = NDArray[np.float64]
 
@@ -174,6 +176,9 @@ class _Judgement:
             # The best of what was measured need not be the best of the ladder.
             beyond = self._missing((readings[best + 1].value,))
             return KneeStatus.UNDETERMINED, f"{beyond} and may be faster than the best"
+        if self._share_with_a_faster() > MAX_FASTER_SHARE:
+            whole = f"another value may well be over {self.delta:.0%} faster"
+            return KneeStatus.UNDETERMINED, f"{whole}: the readings are too wide to be sure"
         if high - low > MAX_SPAN_STEPS:
             span = f"{self._words(readings[low].value)} to {self._words(readings[high].value)}"
             return KneeStatus.UNDETERMINED, f"the readings allow anything from {span}"
@@ -191,6 +196,11 @@ class _Judgement:
             return f"{self._words(cheaper.value)} is cheaper but {cheaper.note}"
         loss = 1 - self.values[index - 1] / self.values[self.along.best_index]
         return f"{self._words(cheaper.value)} is cheaper but {loss:.1%} slower than the best"
+
+    def _share_with_a_faster(self) -> float:
+        """Returns in how many draws some value lies more than delta above the best point's."""
+        tops = (1 + self.delta) * self.draws[:, self.along.best_index, None]
+        return float(np.mean((self.draws > tops).any(axis=1)))
 
     def _rises_to(self, end: int) -> bool:
         """Returns whether the end of the ladder is certainly faster than two steps before it."""

@@ -143,6 +143,17 @@ def test_noise_beyond_delta_is_undetermined_and_advises_the_best(make_record: Ma
     assert knee.lo != knee.hi
 
 
+def test_a_best_that_is_best_by_chance_pins_no_knee(make_record: Make) -> None:
+    curve: dict[KnobValue, float | None] = {
+        value: 100.0 - i for i, value in enumerate(reversed(BUCKETS))
+    }
+    along = _slice(make_record, curve, noise_frac=0.6, visits=1, best=64.0)
+    # Nothing is cheaper than the largest bucket, so the walk itself can't show the doubt.
+    knee = knee_estimate(along)
+    assert knee.status is KneeStatus.UNDETERMINED, knee
+    assert "another value may well be over 2% faster" in knee.reason
+
+
 def test_a_hole_next_to_the_walk_is_undetermined(make_record: Make) -> None:
     curve = {**_peaked(8.0), 25.0: None}
     slice_ = _slice(make_record, curve, ladder=BUCKETS)
@@ -160,11 +171,11 @@ def test_a_hole_beyond_the_drop_does_not_matter(make_record: Make) -> None:
 
 def test_a_hole_beyond_the_best_is_undetermined(make_record: Make) -> None:
     """A sweep cut short has not looked whether more of the knob is faster still."""
-    curve = {64.0: 80.0, 32.0: 100.0, 16.0: None}
+    curve: dict[KnobValue, float | None] = {64.0: 80.0, 32.0: 100.0, 16.0: None}
     knee = knee_estimate(_slice(make_record, curve, ladder=[64.0, 32.0, 16.0]))
     assert knee.status is KneeStatus.UNDETERMINED
     assert "16 MiB was not measured and may be faster" in knee.reason
-    only = {64.0: 100.0, 32.0: None, 16.0: 90.0}
+    only: dict[KnobValue, float | None] = {64.0: 100.0, 32.0: None, 16.0: 90.0}
     assert knee_estimate(_slice(make_record, only)).status is KneeStatus.UNDETERMINED
 
 
