@@ -72,9 +72,9 @@ def _check_result(
 
 @pytest.mark.timeout(420)
 def test_a_short_sweep_on_the_sample_set_gives_an_answer(tmp_path: Path) -> None:
-    done = _run(tmp_path, "sweep.trials=3", "sweep.minutes=1.2", "measure.max_s=4")
-    # A machine that is busy may reach sweep.minutes before the third trial.
-    _check_result(tmp_path, done, num_trials=(2, 3))
+    done = _run(tmp_path, "sweep.trials=3", "sweep.minutes=1.7", "measure.max_s=4")
+    # A machine that is slow or busy may reach sweep.minutes before the third trial.
+    _check_result(tmp_path, done, num_trials=(1, 2, 3))
     assert "ray::" not in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 

@@ -80,7 +80,9 @@ def assert_same_gradients(ours: nn.Module, theirs: dict[str, Tensor]) -> None:
     compared = 0
     for name, parameter in ours.named_parameters():
         if parameter.grad is not None:
-            torch.testing.assert_close(parameter.grad, theirs[name], rtol=2e-4, atol=2e-5)
+            # Sums round by their largest terms, however small the sum: processors differ there.
+            atol = 2e-5 + 2e-6 * float(theirs[name].abs().max())
+            torch.testing.assert_close(parameter.grad, theirs[name], rtol=2e-4, atol=atol)
             compared += 1
     assert compared > 20
 

@@ -48,7 +48,7 @@ class _NeverOpened:
         (["model=5b"], "3b, nano"),
         (["overlap.ratio=7"], "from 0 to 1"),
         (["cluster.workers=1"], "at least two workers"),
-        (["cluster.workers=64"], "cluster.workers=2 or less"),
+        (["cluster.workers=64"], "cluster.workers=8 or less"),
         (["tracking.uri=carrier-pigeon://loft"], "tracking.uri"),
         (["tracking.uri=./mlruns"], "sqlite:///"),
         (["output.dir=/proc/nowhere"], "output.dir"),

@@ -59,7 +59,7 @@ def test_a_configuration_from_elsewhere(refused: Refused, tmp_path: Path) -> Non
         (["trainer=loongforge"], "its own step"),
         (["cluster=sim_2xh200"], "real workers"),
         (["tracking.uri=nowhere"], "sqlite:///mlflow.db"),
-        (["cluster.workers=64"], "each worker takes one core"),
+        (["cluster.workers=64"], "at most 4 workers share a core"),
         (["data.path=missing"], "missing"),
         (["model.weights=missing"], "a path that does not exist"),
         (["train.mx_steps=3"], "max_steps"),

@@ -156,7 +156,7 @@ def test_a_sweep_of_the_input_path_alone_ends_in_words_for_the_command_line(
     sweep = FakeSweep(
         lambda request: run_visit(session, bench, request, VisitSettings()),
         literal,
-        rules=Rules(trials=4, measure=MeasureSettings(max_steps=20, target_frac=0.5)),
+        rules=Rules(trials=4, round_size=6, measure=MeasureSettings(max_steps=20, target_frac=0.5)),
         proposer=GridProposer(),
         baseline=knobs_of(config),
     )
