@@ -73,6 +73,7 @@ def test_joint_says_of_every_stage_what_it_gained_and_whether_the_gains_multiply
     assert compose("train", ["--config", str(result / "best.yaml")], LAPTOP).model.size == "3b"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_an_interrupted_joint_sweep_goes_on_from_its_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,12 +6,12 @@ decided by goodput.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lf_ray.analysis.gain import break_even_steps, gain_over
-from lf_ray.analysis.points import Gathered
+from lf_ray.analysis.points import Gathered, Point
 from lf_ray.analysis.staged.convergence import Converges, convergence_of
 from lf_ray.analysis.staged.named import advised_rule, batch_answer, with_rule
 from lf_ray.analysis.staged.stages import (
@@ -147,11 +147,21 @@ def _joint(
         baseline_roofline=first.baseline_roofline,
         roofline=last.roofline,
         outcomes=outcomes,
-        exit_code=max(first.exit_code, blank.exit_code if blank.exit_code == 130 else 0),
+        exit_code=_exit_code(base, answers, blank),
         stages=stages,
         together=together,
         convergence=convergence,
     )
+
+
+def _exit_code(base: Point | None, answers: Sequence[Answer], blank: Answer) -> int:
+    """Returns 130 where interrupted, 1 without a baseline or where all trials were lost, else 0.
+
+    A stage all of whose own trials were lost leaves the answer of the others.
+    """
+    if blank.exit_code == 130:
+        return 130
+    return 1 if base is None else min(answer.exit_code for answer in answers)
 
 
 def _knee_knobs(
