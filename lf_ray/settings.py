@@ -319,7 +319,7 @@ class SweepSettings:
     seed: int = 0
     delta: float = 0.02
     sampler: SamplerKind = SamplerKind.tpe
-    round_size: int = 2
+    round_size: int = 4
     suggest: bool | None = None
     new_lineage: bool = False
 

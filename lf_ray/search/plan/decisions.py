@@ -122,7 +122,7 @@ class Rules:
     trials: int | None = None
     minutes: float | None = None
     delta: float = 0.02
-    round_size: int = 2
+    round_size: int = 4
     num_groups: int = 1
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     deadlines: Deadlines = field(default_factory=Deadlines)
