@@ -4,9 +4,9 @@ TORCH_INDEX ?=
 PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 BIN := .venv/bin
 ARGS ?=
-SLOW := $(BIN)/python -m pytest -q -m "slow and not gpu" --timeout=600
+SLOW := $(BIN)/python -m pytest -q -m "slow and not gpu and not night" --timeout=600
 
-.PHONY: sweep test test-full check gpu clean
+.PHONY: sweep test test-full test-night check gpu clean
 
 sweep: .venv/installed
 	$(BIN)/python sweeps/overlap.py $(ARGS)
@@ -17,6 +17,9 @@ test: check
 test-full: .venv/dev
 	@# Real faults on a shared machine: what failed gets one second chance, alone.
 	$(SLOW) || $(SLOW) --last-failed --last-failed-no-failures none
+
+test-night: .venv/dev
+	$(BIN)/python -m pytest -q -m "night and not gpu" --timeout=1500
 
 check: .venv/dev
 	$(BIN)/ruff format --check .

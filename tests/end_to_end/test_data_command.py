@@ -15,7 +15,7 @@ from lf_ray.record.journal import read_journal
 
 ROOT = Path(__file__).resolve().parents[2]
 VIDEO = "videos/chunk-000/observation.images.front/episode_000001.mp4"
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.night, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

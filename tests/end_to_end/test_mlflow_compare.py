@@ -86,6 +86,7 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
+@pytest.mark.night
 def test_compare_opens_on_knobs_against_throughput(
     browser: Any, address: str, folder: Path
 ) -> None:

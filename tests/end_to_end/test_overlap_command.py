@@ -79,6 +79,7 @@ def test_a_short_sweep_on_the_sample_set_gives_an_answer(tmp_path: Path) -> None
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.night
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_sweep_on_real_robot_data_gives_an_answer(tmp_path: Path, gr1_path: Path) -> None:

@@ -74,6 +74,7 @@ def test_joint_says_of_every_stage_what_it_gained_and_whether_the_gains_multiply
 
 
 @pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.timeout(400)
 def test_an_interrupted_joint_sweep_goes_on_from_its_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -151,6 +152,7 @@ def _result(folder: Path, name: str, done: subprocess.CompletedProcess[str]) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.timeout(600)
 def test_joint_on_the_cpu(tmp_path: Path) -> None:
     words = ("sweep.trials=4", "sweep.minutes=3", "measure.max_s=4")
@@ -165,6 +167,7 @@ def test_joint_on_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.timeout(600)
 def test_batch_lr_on_the_cpu_and_a_training_with_what_it_found(tmp_path: Path) -> None:
     words = ("sweep.trials=3", "sweep.minutes=4", "measure.max_s=4", "measure.converge_s=30")
@@ -184,6 +187,7 @@ def test_batch_lr_on_the_cpu_and_a_training_with_what_it_found(tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.timeout(600)
 def test_batch_lr_on_loongforge_ends_in_the_same_report(
     loongforge_words: list[str], tmp_path: Path

@@ -148,6 +148,7 @@ def test_a_killed_rank_a_sigterm_and_a_resume_change_no_number(trainings: Traini
     assert numbers(read_books(folder / "train.jsonl")) == expected
 
 
+@pytest.mark.night
 def test_a_found_configuration_is_trained_watched_and_mirrored(trainings: Trainings) -> None:
     promise = {"value": 5000.0, "lo": 4990.0, "hi": 5010.0, "num_steps": 40, "num_visits": 2}
     found = {

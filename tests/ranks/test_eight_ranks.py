@@ -58,6 +58,7 @@ def _trials(place: RankPlace) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.night
 def test_eight_ranks_of_nano_pass_the_gate_and_agree(ranks: Ranks) -> None:
     by_rank = ranks(8).run(_trials, deadline_s=380)
     for index, knobs in enumerate(PLANS):
