@@ -35,7 +35,18 @@ class TestLostWorker(LostWorkerContract):
 
 
 @pytest.mark.slow
-class TestReplacedWorkers(ReplacedContract):
+class TestReplacedWorkers:
+    """What real processes do differently; the rest, alike on threads, is for the night."""
+
+    test_a_worker_killed_in_a_collective = ReplacedContract.test_a_worker_killed_in_a_collective
+    test_late_out_of_memory = ReplacedContract.test_late_out_of_memory
+    test_a_stopped_worker_is_a_hang = ReplacedContract.test_a_stopped_worker_is_a_hang
+    test_a_restart_knob = ReplacedContract.test_a_restart_knob
+
+
+@pytest.mark.slow
+@pytest.mark.night
+class TestReplacedWorkersInAllWays(ReplacedContract):
     pass
 
 
