@@ -4,7 +4,10 @@ TORCH_INDEX ?=
 PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 BIN := .venv/bin
 ARGS ?=
+FAST := $(BIN)/python -m pytest -q -m "not gpu and not slow"
 SLOW := $(BIN)/python -m pytest -q -m "slow and not gpu and not night" --timeout=600
+# Real processes on a shared machine: what failed gets one second chance, alone, and stays in view.
+AGAIN := --last-failed --last-failed-no-failures none
 
 .PHONY: sweep test test-full test-night check gpu clean
 
@@ -12,11 +15,10 @@ sweep: .venv/installed
 	$(BIN)/python sweeps/overlap.py $(ARGS)
 
 test: check
-	$(BIN)/python -m pytest -q -m "not gpu and not slow"
+	$(FAST) || $(FAST) $(AGAIN)
 
 test-full: .venv/dev
-	@# Real faults on a shared machine: what failed gets one second chance, alone.
-	$(SLOW) || $(SLOW) --last-failed --last-failed-no-failures none
+	$(SLOW) || $(SLOW) $(AGAIN)
 
 test-night: .venv/dev
 	$(BIN)/python -m pytest -q -m "night and not gpu" --timeout=1500
