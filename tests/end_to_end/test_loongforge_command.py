@@ -67,6 +67,7 @@ def test_a_sweep_ends_in_the_same_report(loongforge_words: list[str], tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_gpus_are_for_the_children(loongforge_words: list[str], tmp_path: Path) -> None:
     # Ray believes what it is told of GPUs; the stand-in needs none.
     config = compose("overlap", loongforge_words, LAPTOP)
