@@ -39,16 +39,10 @@ _KNOCK_S = 10.0
 _GLOO = "GLOO_SOCKET_IFNAME"
 """Else gloo listens on the address that the host's name stands for."""
 _CORE = ("gcs_server", "raylet")
-_START_TRIES = 2
+_START_TRIES = 3
 _NODE_S = 120.0
 """How long a node of ours may take to start. Ray's own 30 s, for which it has no setting, are too
 little on a busy machine."""
-_GLOO = "GLOO_SOCKET_IFNAME"
-"""Else gloo listens on the address that the host's name stands for."""
-_CORE = ("gcs_server", "raylet")
-_START_TRIES = 3
-"""Ray gives its own processes 30 s to start, and has no setting for it: on a busy machine that can
-be too little."""
 _CLUSTERS_OWN = ("_AutoscalingCoordinatorActor",)
 """Detached services that Ray itself starts for a cluster, in whichever job needs them first."""
 
