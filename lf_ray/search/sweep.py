@@ -92,6 +92,8 @@ class Interruption:
         finally:
             self._in_tune = False
             left.set()
+            # Its signal must not come once the handlers are given back: it would end the process.
+            watch.join()
 
     def _watch(self, gone: Callable[[], str], left: threading.Event) -> None:
         waited_s = 0.0
