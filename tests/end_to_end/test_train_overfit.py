@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 MAX_LOSS_RATIO = 0.3
 MAX_ACTION_ERROR = 0.1
-MAX_CPU_S = 90.0
 NUM_STEPS = 400
 NUM_EPISODES = 5
 
@@ -44,7 +43,7 @@ def test_nano_learns_one_real_episode_by_heart(gr1_path: Path, tmp_path: Path) -
     config = resolved(config, {}, NUM_EPISODES)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    # Seconds of this process alone: what else the machine does is not the recipe's fault.
+    # Printed, not asserted: a test does not know what machine it runs on.
     began_s = time.process_time()
     session = Session(config, 0, 1, "cpu", None, None)
     source = open_whole(config)
@@ -75,4 +74,3 @@ def test_nano_learns_one_real_episode_by_heart(gr1_path: Path, tmp_path: Path) -
     assert found.num_samples == 64
     assert ratio <= MAX_LOSS_RATIO, measured
     assert found.scaled <= MAX_ACTION_ERROR, measured
-    assert spent_s <= MAX_CPU_S, measured

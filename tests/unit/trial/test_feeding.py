@@ -149,7 +149,7 @@ def test_a_sweep_of_the_input_path_alone_ends_in_words_for_the_command_line(
 ) -> None:
     literal: Literal = {
         "data.workers": [0, 1],
-        "data.cache": [False, True],
+        "data.cache": [True],
         "data.decode_threads": [1, 2],
     }
     bench = Bench(control=Alone(), clock=SystemClock(), watch=Unwatched())
@@ -162,8 +162,9 @@ def test_a_sweep_of_the_input_path_alone_ends_in_words_for_the_command_line(
     )
     stop = sweep.run()
     assert stop.exit_code == 0, stop.reason
-    cached = [request.knobs for request in sweep.started() if request.knobs["data.cache"]]
-    assert {(knobs["data.workers"], knobs["data.decode_threads"]) for knobs in cached} == {(0, 1)}
+    # Uncached points would make it chance which point the slices are taken through.
+    tried = {(r.knobs["data.workers"], r.knobs["data.decode_threads"]) for r in sweep.started()}
+    assert tried == {(0, 1)}
     assert any("no frame is left to decode" in line["reason"] for line in sweep.lines("dead"))
     begun, *events = sweep.log.events
     header = {
