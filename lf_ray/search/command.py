@@ -33,7 +33,7 @@ from lf_ray.search.conductor import (
     run_in_process,
 )
 from lf_ray.search.display import Display
-from lf_ray.search.plan.decisions import Stop, rules_of
+from lf_ray.search.plan.decisions import Rules, Stop, rules_of
 from lf_ray.search.planner import Planner
 from lf_ray.search.samplers.optuna_study import StudyFile
 from lf_ray.search.samplers.plain import proposer_of
@@ -159,12 +159,12 @@ def _space(literal: Literal | Stages, searches: Stages, config: SweepConfig) -> 
         space = space_from_literal(offered(varied, knobs_of(config)), knobs_of(config))
     if searches:
         # Refuses a number of trials that the stages can't share.
-        _stages(space, searches, config, 1)
+        _stages(space, searches, config, rules_of(config))
     return space
 
 
-def _stages(space: Space, searches: Stages, config: SweepConfig, num_groups: int) -> list[Stage]:
-    return stages_of(searches, config, rules_of(config, num_groups=num_groups), space.baseline)
+def _stages(space: Space, searches: Stages, config: SweepConfig, rules: Rules) -> list[Stage]:
+    return stages_of(searches, config, rules, space.baseline)
 
 
 def is_simulated(config: SweepConfig) -> bool:
@@ -193,7 +193,7 @@ def _run(opened: Opened, launch: Launch) -> int:
             with launch.open_groups(config, opened.folder) as groups:
                 left_over = groups.left_over
                 stop = run_on_tune(
-                    _conductor(opened, observers, groups.num_groups),
+                    conductor_of(opened, observers, groups.num_groups),
                     groups.trainable,
                     opened.folder,
                     num_groups=groups.num_groups,
@@ -210,7 +210,7 @@ def _run(opened: Opened, launch: Launch) -> int:
     return interruption.end_process(stop.exit_code or answer.exit_code)
 
 
-def _conductor(opened: Opened, observers: Sequence[Observer], num_groups: int) -> Conductor:
+def conductor_of(opened: Opened, observers: Sequence[Observer], num_groups: int) -> Conductor:
     """Returns the sweep's one path of events, begun."""
     config = opened.config
     prior = prior_of(config, opened.space, opened.header["machine"]["gpus"])
@@ -219,7 +219,8 @@ def _conductor(opened: Opened, observers: Sequence[Observer], num_groups: int) -
     proposer = proposer_of(config.sweep.sampler)
     planner: SweepPlanner = Planner(opened.space, rules, proposer)
     if opened.searches:
-        stages = _stages(opened.space, opened.searches, config, num_groups)
+        # Each stage tries its own knobs of what is suggested, from where it begins.
+        stages = _stages(opened.space, opened.searches, config, rules)
         planner = StagedPlanner(opened.space, stages, rules, proposer, config.num_workers)
     conductor = Conductor(planner, opened.journal, observers, opened.clock)
     conductor.begin(opened.header, opened.events)
@@ -232,7 +233,7 @@ def _simulate(opened: Opened, observers: Sequence[Observer]) -> Stop:
     """Runs the sweep on a model of the cluster, whose clock is the sweep's."""
     assert isinstance(opened.clock, FakeClock)
     cluster = SimulatedCluster(opened.config.cluster.kind, opened.config.sweep.seed, opened.clock)
-    return run_in_process(_conductor(opened, observers, 1), cluster.run)
+    return run_in_process(conductor_of(opened, observers, 1), cluster.run)
 
 
 def _answer(opened: Opened, sink: MlflowSink) -> Answer:

@@ -7,13 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from lf_ray.clock import FakeClock
+from lf_ray.compose import compose
 from lf_ray.errors import DataError
 from lf_ray.launch import Groups, Launch
 from lf_ray.machine import Machine
-from lf_ray.search.command import EXIT_REFUSED, run_sweep
+from lf_ray.record.journal import Journal
+from lf_ray.search import command
+from lf_ray.search.command import EXIT_REFUSED, Opened, conductor_of, run_sweep
+from lf_ray.search.conductor import run_in_process
 from lf_ray.search.ladder import BucketLadder
-from lf_ray.search.space import Literal
-from lf_ray.settings import SweepConfig
+from lf_ray.search.space import Literal, space_from_literal
+from lf_ray.search.stages.stage import Stages, whole_space
+from lf_ray.search.start.prior import Prior
+from lf_ray.settings import SweepConfig, knobs_of
+from lf_ray.testing.objectives import KneeObjective
 
 LAPTOP = Machine(num_cores=2, memory_bytes=2**34, shm_bytes=2**33)
 SPACE: Literal = {"overlap.bucket_size_mb": BucketLadder(), "overlap.ratio": [0.0, 0.5, 1.0]}
@@ -124,3 +132,34 @@ def _write_header(folder: Path, space: dict[str, list[float]]) -> None:
         "seed": 0,
     }
     (folder / "journal.jsonl").write_text(json.dumps(header) + "\n")
+
+
+def test_each_stage_tries_its_own_part_of_what_is_suggested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prior = Prior({"graph.scope": "step", "overlap.ratio": 0.3}, "suggested by a test")
+    monkeypatch.setattr(command, "prior_of", lambda *_: prior)
+    stages: Stages = {
+        "graph": {"graph.scope": ["off", "step", "step+optimizer"]},
+        "overlap": {"overlap.ratio": [0.0, 0.3, 0.5, 1.0]},
+    }
+    config = compose("joint", ["cluster=sim_2xh200", "sweep.trials=6"], LAPTOP)
+    clock = FakeClock()
+    with Journal(tmp_path / "journal.jsonl", clock) as journal:
+        opened = Opened(
+            config=config,
+            space=space_from_literal(whole_space(stages), knobs_of(config)),
+            folder=tmp_path,
+            journal=journal,
+            header={"id": "x", "name": "joint", "machine": {"gpus": []}},
+            events=(),
+            clock=clock,
+            searches=stages,
+        )
+        run_in_process(conductor_of(opened, (), 1), KneeObjective(clock=clock))
+    events = [json.loads(line) for line in journal.path.read_text().splitlines()]
+    rounds = [event for event in events if event["event"] == "round"]
+    first = [event["suggestions"] for event in rounds if event["source"] == "enqueued"]
+    assert [point["graph.scope"] for point in first[0]] == ["step"]
+    assert 0.3 in [point["overlap.ratio"] for point in first[1]]
+    assert any(event.get("text") == "suggested by a test" for event in events)
