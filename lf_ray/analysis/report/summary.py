@@ -5,11 +5,13 @@ from typing import Any
 
 from lf_ray.analysis.answer import Answer
 from lf_ray.analysis.points import Point
-from lf_ray.analysis.staged.summary import stage_summary
+from lf_ray.analysis.staged.summary import finite, stage_summary
 
 
 def summary(answer: Answer, mlflow: Mapping[str, str | None] | None = None) -> dict[str, Any]:
     """Returns the summary of a sweep as plain JSON values; seconds are wall seconds.
+
+    A bound without end is null in the gain, and the word inf in a measurement.
 
     Args:
         answer: of the sweep.
@@ -31,7 +33,8 @@ def summary(answer: Answer, mlflow: Mapping[str, str | None] | None = None) -> d
             }
             for knee in answer.knees
         },
-        "gain": {"ratio": gain.value, "lo": gain.lo, "hi": gain.hi} if gain else None,
+        "gain": gain
+        and {"ratio": finite(gain.value), "lo": finite(gain.lo), "hi": finite(gain.hi)},
         "outcomes": dict(answer.outcomes),
         "seconds": {name: round(value, 3) for name, value in answer.seconds.to_json().items()},
         "gpu_seconds": round(answer.gpu_seconds, 3),

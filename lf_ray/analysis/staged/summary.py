@@ -70,8 +70,8 @@ def _converges(found: Convergence | None) -> dict[str, Any]:
     return {
         "verdict": str(found.verdict),
         "reason": found.reason,
-        "loss_ratio": _finite(found.ratio),
-        "hi": _finite(found.hi),
+        "loss_ratio": finite(found.ratio),
+        "hi": finite(found.hi),
         "seeds": found.num_seeds,
         "steps": found.num_steps,
         "samples": found.num_samples,
@@ -83,11 +83,12 @@ def _interval(interval: Interval | None) -> dict[str, Any] | None:
     if interval is None:
         return None
     return {
-        "value": _finite(interval.value),
-        "lo": _finite(interval.lo),
-        "hi": _finite(interval.hi),
+        "value": finite(interval.value),
+        "lo": finite(interval.lo),
+        "hi": finite(interval.hi),
     }
 
 
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
+    """Returns the value, None where JSON has no number for it."""
     return value if value is not None and math.isfinite(value) else None

@@ -198,12 +198,12 @@ class Mirror:
         flat: dict[str, float] = {"gpu_seconds": summary["gpu_seconds"]}
         gain = summary["gain"] or {}
         named = {"ratio": "gain", "lo": "gain_lo", "hi": "gain_hi"}
-        flat |= {named[key]: value for key, value in gain.items()}
+        flat |= {named[key]: value for key, value in gain.items() if value is not None}
         flat |= {f"seconds_{key}": value for key, value in summary["seconds"].items()}
         flat |= {f"trials_{key}": float(value) for key, value in summary["outcomes"].items()}
         best = summary["best"] or {}
         if best:
-            flat |= with_bounds("throughput", Interval(**best["throughput_samples_per_s"]))
+            flat |= with_bounds("throughput", Interval.from_json(best["throughput_samples_per_s"]))
         tags = {"best_trial": str(best.get("trial", "none"))}
         if "converges" in summary:
             tags["converges"] = summary["converges"]["verdict"]

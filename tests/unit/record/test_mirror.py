@@ -3,11 +3,13 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lf_ray.analysis.report.folder import write_result
+from lf_ray.analysis.report.summary import summary
 from lf_ray.protocol import (
     GateResult,
     Interval,
@@ -268,6 +270,23 @@ def test_the_answer_is_added_from_its_files(seeded_journal: Journals, tmp_path: 
     assert update.tags["knee.bucket_size_mb"].startswith("2.0 (")
     assert update.tags["knee_status.overlap_ratio"] == "resolved"
     assert {Path(name).name for name in update.files} >= {"report.html", "best.yaml", "slices.svg"}
+
+
+def test_a_bound_without_end_is_left_out(seeded_journal: Journals, tmp_path: Path) -> None:
+    answer = write_result(tmp_path, read_journal(seeded_journal("peaked")))
+    assert answer.gain is not None
+    assert answer.winner is not None
+    assert answer.winner.throughput is not None
+    endless = replace(
+        answer,
+        gain=replace(answer.gain, hi=math.inf),
+        winner=replace(answer.winner, throughput=replace(answer.winner.throughput, hi=math.inf)),
+    )
+    text = json.dumps(summary(endless), allow_nan=False)
+    (tmp_path / "summary.json").write_text(text)
+    (update,) = result_updates(Mirror(), tmp_path, 0.0)
+    assert {"gain", "gain_lo", "throughput_lo"} <= set(_finals(update))
+    assert not {"gain_hi", "throughput_hi"} & set(_finals(update))
 
 
 def test_what_is_known_of_learning_stands_at_the_trials_it_speaks_of(
