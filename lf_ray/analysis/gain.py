@@ -41,7 +41,10 @@ def break_even_steps(baseline: Point, best: Point, tuning_s: float) -> float | N
 
 
 def economics(along: Slice, knee: Knee, points: Sequence[Point]) -> tuple[str, ...]:
-    """Returns what the next ladder step beyond the knee buys, and what stopping short loses."""
+    """Returns what the next ladder step beyond the knee buys, and what stopping short loses.
+
+    Each as a share of the throughput at the knee, with its 95 % interval.
+    """
     if knee.status in (KneeStatus.DEAD, KneeStatus.FLAT) or not along.readings:
         return ()
     by_id = {point.id: point for point in points}
@@ -63,11 +66,14 @@ def _step(knob: str, here: Reading, there: Reading, by_id: dict[str, Point], goi
     at, to = by_id[str(here.point_id)], by_id[str(there.point_id)]
     assert at.throughput is not None
     assert to.throughput is not None
-    change = to.throughput.value / at.throughput.value - 1
-    verb = "buys" if change >= 0 else "gives up"
+    share = ratio(to.throughput, at.throughput)
+    buys = share.value >= 1
+    ends = (share.lo - 1, share.hi - 1) if buys else (1 - share.hi, 1 - share.lo)
+    said = f"{'buys' if buys else 'gives up'} {abs(share.value - 1):.1%}"
+    said += f" (95 %: {ends[0]:.1%} to {ends[1]:.1%})"
     costs = _differences(at, to)
     paid = f" for {' and '.join(costs)}" if costs else ""
-    return f"{knob}: {going} {in_words(knob, there.value)} {verb} {abs(change):.1%}{paid}"
+    return f"{knob}: {going} {in_words(knob, there.value)} {said}{paid}"
 
 
 def _differences(at: Point, to: Point) -> list[str]:

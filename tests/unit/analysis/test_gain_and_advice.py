@@ -1,5 +1,6 @@
 """Gains, break-even, economics, roofline and frontier on numbers worked out by hand."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -55,6 +56,8 @@ def test_economics_say_what_a_step_buys_and_costs(make_record: Make) -> None:
     assert knee.value == 8.0
     (said,) = economics(along, knee, points)
     assert said.startswith(f"{BUCKET}: stopping at 25 MiB gives up 1.0%")
+    low, high = re.findall(r"([-\d.]+)%", said.partition("95 %: ")[2])[:2]
+    assert float(low) <= 1.0 <= float(high)
     assert "3 fewer collectives a step and 0.50 GiB less peak memory" in said
 
 
