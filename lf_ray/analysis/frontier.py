@@ -73,9 +73,8 @@ def loss_at(point: Point, num_samples: int) -> tuple[float, float] | None:
         window = max(_MIN_WINDOW_STEPS, round(end * _LOSS_WINDOW_FRAC))
         values = np.array(record.trace.loss[max(0, end - window) : end])
         values = values[np.isfinite(values)]
-        if values.size:
-            spread = float(values.std(ddof=1)) if values.size > 1 else 0.0
-            return float(values.mean()), spread / values.size**0.5
+        if values.size > 1:  # one loss has no error that could be told
+            return float(values.mean()), float(values.std(ddof=1)) / values.size**0.5
     return None
 
 

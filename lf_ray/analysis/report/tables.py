@@ -80,7 +80,8 @@ def frontier_table(answer: Answer) -> Table:
         "Pareto frontier",
         ("trial", "settings", "samples/s", "peak GiB", "loss at equal samples"),
         tuple(rows),
-        "What is left out is beaten, beyond noise, in something and in nothing better.",
+        "What is left out is beaten, beyond noise, in something and in nothing better. Loss: mean "
+        "+- standard error.",
     )
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from lf_ray.measure.interval import throughput as rate_of
+from lf_ray.measure.quantiles import t_quantile
 from lf_ray.protocol import Interval, OutcomeKind, TrialRecord
 from lf_ray.record.mirror.updates import MetricPoint, clean_key, in_ms
 
@@ -56,10 +57,10 @@ def final_numbers(record: TrialRecord, loss_samples: int) -> dict[str, float]:
     flat = rates(record.step_s, record.samples_per_step)
     loss = _loss_at(record, loss_samples)
     if loss is not None:
-        value, error = loss
+        value, reach = loss
         flat["loss_at_samples"] = value
-        flat["loss_at_samples_lo"] = value - 1.96 * error
-        flat["loss_at_samples_hi"] = value + 1.96 * error
+        flat["loss_at_samples_lo"] = value - reach
+        flat["loss_at_samples_hi"] = value + reach
     flat |= {
         f"{name}{end}": record.metrics[f"{name}{end}"]
         for name in _RATED
@@ -128,14 +129,17 @@ def step_points(record: TrialRecord) -> list[MetricPoint]:
 
 
 def _loss_at(record: TrialRecord, loss_samples: int) -> tuple[float, float] | None:
-    """Returns mean loss before a number of samples that is the same for the whole sweep."""
+    """Returns mean loss before a number of samples, the same for the whole sweep, +- 95 %.
+
+    None where that many were not seen, or in a single step, which has no interval.
+    """
     if record.trace is None or not record.samples_per_step or not loss_samples:
         return None
     end = loss_samples // record.samples_per_step
     losses = record.trace.loss[:end]
-    if len(losses) < end or end < 1:
+    if len(losses) < end or end < 2:
         return None
     tail = losses[-max(_MIN_LOSS_STEPS, round(end * _LOSS_WINDOW_FRAC)) :]
     mean = sum(tail) / len(tail)
-    variance = sum((value - mean) ** 2 for value in tail) / max(1, len(tail) - 1)
-    return mean, (variance / len(tail)) ** 0.5
+    variance = sum((value - mean) ** 2 for value in tail) / (len(tail) - 1)
+    return mean, t_quantile(0.975, len(tail) - 1) * (variance / len(tail)) ** 0.5
