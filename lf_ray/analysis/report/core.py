@@ -16,7 +16,7 @@ _IDLE = ("wait", "loader", "data", "exposed", "gap", "launch", "to_device")
 def core_table(answer: Answer) -> Table:
     """Returns the core figures of the baseline and of the winner where that is another point."""
     points = {"baseline": answer.baseline}
-    if answer.winner is not answer.baseline:
+    if answer.winner and answer.baseline and answer.winner.id != answer.baseline.id:
         points["best"] = answer.winner
     columns = [(name, _figures(answer, p)) for name, p in points.items() if p is not None]
     if not columns:
