@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lf_ray.analysis.gain import break_even_steps, gain_over
 from lf_ray.analysis.points import Gathered, Point
-from lf_ray.analysis.staged.convergence import Converges, convergence_of
+from lf_ray.analysis.staged.convergence import convergence_of
 from lf_ray.analysis.staged.named import advised_rule, batch_answer, with_rule
 from lf_ray.analysis.staged.stages import (
     BASELINE,
@@ -179,8 +179,3 @@ def _knee_knobs(
 
 def _drift(together: Together | None, last: Answer) -> Drift | None:
     return together.gathered.drift if together else last.gathered.drift
-
-
-def converges_word(answer: Answer) -> str:
-    """Returns the verdict on the winner's learning as one word, for tags."""
-    return str(answer.convergence.verdict if answer.convergence else Converges.NOT_CHECKED)
