@@ -23,10 +23,10 @@ _SPARE_STEPS = 1000
 
 
 class Ladder(Protocol):
-    """A rule that gives bucket sizes once the bytes sent are known."""
+    """A rule that gives a knob's values once what they hang on is known."""
 
-    def values(self, gradient_bytes: int) -> tuple[float, ...]:
-        """Returns the sizes in MiB as sent."""
+    def values(self, known: int, /) -> Sequence[float]:
+        """Returns bucket sizes in MiB for the bytes sent, or batches for the baseline's."""
         ...
 
 
@@ -224,7 +224,8 @@ def _kept_values(
 ) -> list[KnobValue]:
     if name == "overlap.bucket_size_mb":
         return _bucket_sizes(values, baseline)
-    assert isinstance(values, Sequence)
+    if not isinstance(values, Sequence):
+        values = values.values(int(baseline[name]))
     if name == "overlap.ratio":
         lowest = 0.0 if graphed else 1.0
         return [value for value in _RATIOS if value >= lowest and value in values]

@@ -1,5 +1,8 @@
 """Knobs as LoongForge's flags: what is sent is what was asked, and what it lacks is refused."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 
 from lf_ray.errors import ConfigError
@@ -8,6 +11,8 @@ from lf_ray.protocol import KnobValue
 from lf_ray.search.ladder import BucketLadder
 from lf_ray.search.space import BASELINE_ONLY
 from lf_ray.settings import SweepConfig, knobs_of, with_knobs
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def _translated(**knobs: KnobValue) -> tuple[list[str], dict[str, KnobValue]]:
@@ -94,6 +99,16 @@ def test_the_space_keeps_what_loongforge_has() -> None:
     assert kept["overlap.bucket_size_mb"][-1] == 4096.0
     eager = {name: literal[name] for name in ("overlap.bucket_size_mb", "overlap.ratio")}
     assert offered(eager, knobs_of(SweepConfig()))["overlap.ratio"] == [1.0]
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "sweeps").glob("*.py")), ids=lambda p: p.stem)
+def test_what_every_sweep_keeps_are_plain_values(script: Path) -> None:
+    baseline = knobs_of(SweepConfig())
+    kept = offered(runpy.run_path(str(script))["SPACE"], baseline)
+    assert all(isinstance(value, int | float | str) for values in kept.values() for value in values)
+    if script.stem == "batch_lr":
+        assert baseline["batch.per_gpu"] in kept["batch.per_gpu"]
+        assert len(kept["batch.per_gpu"]) > 2
 
 
 def test_a_sweep_that_varies_nothing_stays_one() -> None:
