@@ -49,7 +49,7 @@ def sentences(answer: Answer) -> list[str]:
     said += _winner_words(answer)
     if answer.verdict is Verdict.KEEP_BASELINE and answer.fastest is not answer.baseline:
         assert answer.fastest is not None
-        said.append(f"Read around {answer.fastest.id}, which is not certainly faster:")
+        said.append(f"Read around {answer.fastest.id}, the fastest measured, though not certainly better:")
     said += [knee_in_words(knee) for knee in answer.knees]
     said += _joint_words(answer)
     said += economy_words(answer)
@@ -192,7 +192,7 @@ def _joint_words(answer: Answer) -> list[str]:
     share = point.throughput.value / answer.winner.throughput.value - 1
     return [
         f"At all knees together ({knobs_in_words(answer, point.knobs)}): "
-        f"{rate_in_words(point.throughput)}, {share:+.1%} against the best."
+        f"{rate_in_words(point.throughput)}, {round(share, 3) + 0.0:+.1%} against the best."
     ]
 
 
