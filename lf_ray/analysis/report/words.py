@@ -49,7 +49,7 @@ def sentences(answer: Answer) -> list[str]:
     said += _winner_words(answer)
     if answer.verdict is Verdict.KEEP_BASELINE and answer.fastest is not answer.baseline:
         assert answer.fastest is not None
-        said.append(f"Read around {answer.fastest.id}, the fastest measured, though not certainly better:")
+        said.append(f"Read around {answer.fastest.id}, the fastest, not certainly the better one:")
     said += [knee_in_words(knee) for knee in answer.knees]
     said += _joint_words(answer)
     said += economy_words(answer)
