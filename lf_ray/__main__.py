@@ -12,8 +12,6 @@ Sweeps (python sweeps/NAME.py [group=option ...] [key=value ...]; --help for eac
   data.py       the fewest loader workers that never starve a step
   graph.py      how much of the step to capture, prefix pipelining
   memory.py     memory backends and the arena's block sizes
-  batch_lr.py   batch with its learning-rate rule: throughput, goodput, convergence
-  joint.py      memory, graph, overlap, batch in stages: do the gains multiply?
   batch_lr.py   batch with its learning-rate rule: the fastest, the knee, the goodput
   joint.py      memory, graph, overlap and batch in stages: do the gains multiply?
 

@@ -6,6 +6,7 @@ between an interruption and a resume is left out.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from lf_ray.protocol import TrialRecord, Wire
 from lf_ray.record.events import JournalEvent
@@ -19,7 +20,7 @@ class Seconds(Wire):
     Attributes:
         measured: steady steps that count.
         warmup: steps before the steady state, gate steps among them.
-        startup: until the first request, and starting groups.
+        startup: until the first request reaches a group, and starting groups.
         between: preparing, reference runs, capture, resets, everything else of a visit.
         searcher: between one result and the next request: thinking and orchestration.
     """
@@ -37,7 +38,8 @@ class Span:
     """One request on the time line, in seconds from the sweep's start.
 
     Attributes:
-        parts_s: what it went to, in order; begins at `start_s`.
+        parts_s: what it went to, in order; begins at `start_s`. `start` is what the first request
+            of a process waited for Ray.
     """
 
     id: str
@@ -55,7 +57,8 @@ def seconds_of(history: SweepHistory) -> Seconds:
     lived = sum(span.end_s - span.start_s for span in busy)
     at_once = max(1.0, lived / max(total - idle - before, 1e-9)) if busy else 1.0
     measured, warmup = costs["measured"] / at_once, costs["warmup"] / at_once
-    startup = before + costs["restart"] / at_once
+    waited_s = sum(span.parts_s.get("start", 0.0) for span in busy)
+    startup = before + waited_s + costs["restart"] / at_once
     between = max(0.0, total - measured - warmup - startup - idle)
     return Seconds(
         measured=measured,
@@ -71,19 +74,24 @@ def spans_of(history: SweepHistory) -> list[Span]:
     """Returns every finished request on one line; pauses before a resume are cut out."""
     spans: list[Span] = []
     open_s: dict[str, float] = {}
+    first: tuple[str, float] | None = None  # of this process: id and when it was sent
     for event, at_s in _dated(history.events):
         if event.kind in ("started", "replicate"):
             open_s[event.data["request"]["id"]] = at_s
+            first = first or (event.data["request"]["id"], event.wall_s)
+        elif _resumes(event):
+            first = None
         elif event.kind == "finished":
             record = event.data["record"]
             name = record["request"]["id"]
             start_s = open_s.pop(name, at_s)
+            sent_s = first[1] if first and first[0] == name else None
             spans.append(
                 Span(
                     id=name,
                     start_s=start_s,
                     end_s=at_s,
-                    parts_s=_parts(record["outcome"]["costs_s"], at_s - start_s),
+                    parts_s=_parts(record, at_s - start_s, sent_s),
                     outcome=record["outcome"]["kind"],
                 )
             )
@@ -102,11 +110,16 @@ _PART_ORDER = (
 )
 
 
-def _parts(costs_s: dict[str, float], length_s: float) -> dict[str, float]:
+def _parts(record: dict[str, Any], length_s: float, sent_s: float | None) -> dict[str, float]:
+    costs_s = record["outcome"]["costs_s"]
     names = [*_PART_ORDER, *sorted(set(costs_s) - set(_PART_ORDER))]
     parts = {name: float(costs_s[name]) for name in names if costs_s.get(name)}
-    rest = length_s - sum(parts.values())
-    return {"other": rest, **parts} if rest > 0 else parts
+    rest = max(0.0, length_s - sum(parts.values()))
+    waited_s = 0.0
+    if sent_s is not None:
+        waited_s = min(rest, max(0.0, record["clock_s"].get("requested", sent_s) - sent_s))
+    before = {"start": waited_s, "other": rest - waited_s}
+    return {name: value for name, value in before.items() if value > 0} | parts
 
 
 def _dated(events: Iterable[JournalEvent]) -> Iterable[tuple[JournalEvent, float]]:

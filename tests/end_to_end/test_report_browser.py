@@ -86,6 +86,14 @@ def test_it_prints(browser: Any, report: Path, tmp_path: Path) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 688
     widths = page.evaluate("[...document.querySelectorAll('table')].map(x => x.scrollWidth)")
     assert max(widths) <= 688
+    # No word of a fixed vocabulary is broken, and what the screen folds is there.
+    heights = page.evaluate(
+        "[...document.querySelectorAll('td[data-label=gate], td[data-label=outcome]')]"
+        ".map(cell => { const range = document.createRange(); range.selectNodeContents(cell);"
+        " return range.getBoundingClientRect().height; })"
+    )
+    assert min(heights) > 0
+    assert max(heights) < 20
     page.pdf(path=str(tmp_path / "report.pdf"))
     assert (tmp_path / "report.pdf").stat().st_size > 10_000
     page.close()

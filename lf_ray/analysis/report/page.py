@@ -23,15 +23,18 @@ CAPTIONS = {
     "throughput": "Every measured setting with its 95 % interval. Square: baseline, circle: "
     "fastest, diamond: all knobs at their knee.",
     "slices": "From the best point one knob walks its ladder, the others held. Blue band: within "
-    "delta of the best. Line and pale band: the knee and its 95 % interval. Cross: tried and "
-    "not usable; question mark: not measured.",
+    "delta of the best. Line and pale band: the knee and its 95 % interval. Dotted: the curve's "
+    "elbow (Kneedle), where it has one; it moves with the range swept and decides nothing. Cross: "
+    "tried and not usable; question mark: not measured.",
     "step": "One mean step. Lengths are measured; where each bucket lies inside its stretch is "
-    "drawn evenly. Red: communication that nothing hides. On a CPU what is hidden can't be told.",
-    "phases": "Where the step goes, baseline and fastest.",
+    "drawn evenly. Network: each block is a bucket, pale blue beside backward, red where nothing "
+    "hides it. Grey: waiting. On a CPU what is hidden can't be told.",
+    "phases": "Where the step goes, baseline and fastest: the mean of each phase.",
     "loss": "Loss against samples seen. The band spans the baseline's visits: a setting that only "
     "changes speed stays inside it.",
     "memory": "Memory by kind: how much room is left is part of the price.",
-    "timeline": "What the sweep's own seconds went to.",
+    "timeline": "What the sweep's own seconds went to, in sum and visit after visit, in the same "
+    "colours.",
 }
 
 _MOST_CARDS = 12
@@ -46,7 +49,7 @@ h1 { font-size:1.05rem; font-weight:600; color:var(--muted); margin:0 0 .3rem; }
 h2 { font-size:1.15rem; margin:2.2rem 0 .6rem; padding-top:.6rem;
   border-top:1px solid var(--line); }
 .label { background:#fff6e0; border-left:4px solid #c99700; padding:.4rem .7rem; margin:.4rem 0; }
-.tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(11rem,1fr)); gap:.7rem;
+.tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(9.4rem,1fr)); gap:.7rem;
   margin:1rem 0; }
 .tile { background:var(--soft); border:1px solid var(--line); border-radius:8px;
   padding:.7rem .8rem; }
@@ -71,12 +74,17 @@ pre { background:var(--soft); border:1px solid var(--line); border-radius:6px; p
 @media (max-width:600px) { .cards thead { display:none; }
   .cards tr { display:block; border-bottom:1px solid var(--line); padding:.4rem 0; }
   .cards td { display:flex; gap:.8rem; border:0; padding:.12rem 0; }
-  .cards td:first-child { font-weight:600; white-space:normal; }
+  .cards td:first-child { font-weight:600; white-space:normal; } .cards td:empty { display:none; }
   .cards td:not(:first-child)::before { content:attr(data-label); color:var(--muted);
     flex:0 0 8rem; white-space:normal; } }
 @media print { @page { margin:14mm; } body { font-size:12.5px; } table { font-size:10.5px; }
-  td, td:last-child, td[data-label="settings"] { min-width:0; overflow-wrap:anywhere; }
-  main { max-width:none; } figure, tr, .tile { break-inside:avoid; }
+  td, td:last-child, td[data-label="settings"] { min-width:0; }
+  td:last-child, td[data-label="settings"] { overflow-wrap:anywhere; }
+  main { max-width:none; padding:0; } figure, tr, .tile { break-inside:avoid; }
+  h2, summary { break-after:avoid; } figure svg { max-width:430px; }
+  figure { margin:.7rem 0; } figcaption { max-width:430px; }
+  figcaption, .note, .tile span { font-size:11px; }
+  details::details-content { content-visibility:visible; display:block; height:auto; }
   .scroll { overflow:visible; } }
 """
 

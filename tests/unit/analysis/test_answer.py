@@ -7,6 +7,7 @@ import pytest
 
 from lf_ray.analysis.answer import Verdict, answer_of
 from lf_ray.analysis.knee import KneeStatus
+from lf_ray.analysis.seconds import seconds_of, spans_of
 from lf_ray.protocol import OutcomeKind, Purpose, TrialRecord
 from lf_ray.record.history import SweepEnd, SweepHistory
 
@@ -109,6 +110,26 @@ def test_a_joint_knee_that_is_slower_than_its_parts_is_not_advised(
     answer = answer_of(replace(history, records=(*kept, *slow)))
     assert answer.winner is not None
     assert answer.knee_knobs == answer.winner.knobs
+
+
+def test_what_the_first_request_waits_for_ray_is_start_up(seeded_history: History) -> None:
+    history = seeded_history("peaked")
+    before = seconds_of(history)
+    header, first, *rest = history.events
+    assert first.kind == "started"
+    waited = (
+        replace(header, wall_s=header.wall_s - 30.0),
+        replace(first, wall_s=first.wall_s - 30.0),
+        *rest,
+    )
+    after = seconds_of(replace(history, events=waited))
+    assert after.total == pytest.approx(before.total + 30.0)
+    assert after.startup == pytest.approx(before.startup + 30.0)
+    assert after.between == pytest.approx(before.between)
+    parts = spans_of(replace(history, events=waited))[0].parts_s
+    assert next(iter(parts)) == "start"
+    assert parts["start"] == pytest.approx(30.0)
+    assert all("start" not in span.parts_s for span in spans_of(history)[1:])
 
 
 def test_seconds_add_up_and_leave_out_the_pause_before_a_resume(seeded_history: History) -> None:

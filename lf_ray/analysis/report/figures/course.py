@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lf_ray.analysis.answer import Answer
 from lf_ray.analysis.points import Point
@@ -10,16 +11,19 @@ from lf_ray.analysis.report.figures.bars import rival_word
 from lf_ray.analysis.report.figures.canvas import BASE, BEST, KNEE, draw_svg
 from lf_ray.analysis.seconds import spans_of
 
-_PARTS = {
+# One colour a class of the ledger; what is not named here is between visits.
+_CLASSES = {
     "measured": "#0b6e99",
-    "warmup": "#7db6d0",
-    "restart": "#c2410c",
-    "prepare": "#e0a458",
-    "compile": "#d9c27e",
-    "capture": "#b07aa1",
-    "reference": "#8a6d00",
-    "reset": "#9aa5b1",
-    "other": "#cfd6dd",
+    "warm-up": "#7db6d0",
+    "start-up": "#c2410c",
+    "between": "#e0a458",
+    "searcher": "#8a6d00",
+}
+_CLASS_OF = {
+    "measured": "measured",
+    "warmup": "warm-up",
+    "start": "start-up",
+    "restart": "start-up",
 }
 
 
@@ -42,7 +46,7 @@ def loss_figure(answer: Answer) -> str:
             color=BASE,
             alpha=0.22,
             lw=0,
-            label=f"baseline, {len(curves)} visit{'s' if len(curves) > 1 else ''}",
+            label=_band_words(stack),
         )
         axes.plot(samples, stack.mean(axis=0), color=BASE, lw=1.2)
         rival = answer.fastest
@@ -69,7 +73,7 @@ def timeline_figure(answer: Answer) -> str:
         for span in spans:
             at_s = span.start_s
             for name, length_s in span.parts_s.items():
-                color = _PARTS.get(name, _PARTS["other"])
+                color = _CLASSES[_CLASS_OF.get(name, "between")]
                 bottom.barh(0, length_s, left=at_s, height=0.8, color=color, lw=0)
                 at_s += length_s
             if span.outcome not in ("completed", "pruned"):
@@ -77,7 +81,9 @@ def timeline_figure(answer: Answer) -> str:
         bottom.set_yticks([])
         bottom.set_ylim(-0.6, 0.8)
         bottom.grid(visible=False)
-        bottom.set_xlabel("seconds since the start (triangles: trials that came to nothing)")
+        for axes in (top, bottom):
+            axes.set_xlim(0, answer.seconds.total)
+        bottom.set_xlabel("seconds since the start (triangles: visits that came to nothing)")
         bottom.set_title("visit after visit")
 
     return draw_svg(draw, 3.2, "What the seconds of the sweep went to")
@@ -94,17 +100,25 @@ def _loss_curves(point: Point) -> list[tuple[list[int], list[float]]]:
     ]
 
 
+def _band_words(stack: NDArray[np.float64]) -> str:
+    """Returns the legend of the baseline's band; visits a row."""
+    visits = f"{len(stack)} visit{'s' if len(stack) > 1 else ''}"
+    width, height = float(np.ptp(stack, axis=0).max()), float(np.ptp(stack))
+    narrow = len(stack) > 1 and width < 0.005 * height
+    return f"baseline, {visits}{' on one line' if narrow else ''}"
+
+
 def _ledger_bar(axes: Any, answer: Answer) -> None:
     seconds = answer.seconds
-    parts = {
-        "measured": (seconds.measured, _PARTS["measured"]),
-        "warm-up": (seconds.warmup, _PARTS["warmup"]),
-        "start-up": (seconds.startup, _PARTS["restart"]),
-        "between": (seconds.between, _PARTS["prepare"]),
-        "searcher": (seconds.searcher, _PARTS["reference"]),
-    }
+    lengths_s = (
+        seconds.measured,
+        seconds.warmup,
+        seconds.startup,
+        seconds.between,
+        seconds.searcher,
+    )
     left = 0.0
-    for name, (length_s, color) in parts.items():
+    for (name, color), length_s in zip(_CLASSES.items(), lengths_s):
         share = length_s / max(seconds.total, 1e-9)
         axes.barh(0, length_s, left=left, height=0.8, color=color, label=f"{name} {share:.0%}")
         left += length_s

@@ -20,7 +20,7 @@ from lf_ray.analysis.report.figures.canvas import (
 )
 from lf_ray.analysis.slices import Slice, in_words
 
-_RAMP = ("#bcd7e6", "#86b9d3", "#4f98bd", "#1f78a4", "#0b5a82", "#083d5a")
+_RAMP = ("#8fc4de", "#69acce", "#4493bb", "#1f78a4", "#0b5a82", "#083d5a")
 
 
 def throughput_figure(answer: Answer) -> str:
@@ -161,6 +161,8 @@ def _slice_panel(axes: Any, answer: Answer, along: Slice, knee: Knee) -> None:
     said = f"{knee.status}: knee {in_words(along.knob, knee.value)}"
     if elbow is not None:
         said += f"  (dotted: elbow {in_words(along.knob, elbow)}, not used)"
+    elif knee.status is not KneeStatus.DEAD:
+        said += "  (no elbow)"
     axes.set_title(said, color=INK)
 
 
