@@ -9,7 +9,6 @@ choice once. Ends with one JSON line.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -20,10 +19,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lf_ray.bench.arguments import json_line, numbers, whole
 from lf_ray.bench.steps.native import nccl_environment
 from lf_ray.errors import LfRayError, four_parts
 from lf_ray.runtime.overlap import Collective, collective_for
-from lf_ray.testing.ranks import RankPlace, RankPool
+from lf_ray.testing.ranks import RankError, RankPlace, RankPool
 
 ALGOS = ("default", "ring", "tree")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -104,14 +104,16 @@ def summary(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; 0, or 2 where the words are wrong."""
+    """Runs the benchmark; 0, 1 where a message failed, 2 where the words are wrong."""
     parser = argparse.ArgumentParser(prog="python -m lf_ray.bench comm", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--gpus", type=int, help="ranks; default: every GPU, or two on a CPU")
-    parser.add_argument("--mib", default="1,4,16,25,64,256", help="bucket sizes as sent")
+    parser.add_argument("--gpus", type=whole(1), help="ranks; default: every GPU, or two on a CPU")
+    parser.add_argument(
+        "--mib", type=numbers(1e-6), default="1,4,16,25,64,256", help="bucket sizes as sent"
+    )
     parser.add_argument("--comm", choices=list(_DTYPES), default="bf16", help="on the wire")
     parser.add_argument("--algos", default="default", help=f"of {', '.join(ALGOS)}")
-    parser.add_argument("--repeats", type=int, default=20, help="messages of each size")
+    parser.add_argument("--repeats", type=whole(1), default=20, help="messages of each size")
     options = parser.parse_args(argv)
     algos = options.algos.split(",")
     num_ranks = options.gpus or max(2, torch.cuda.device_count())
@@ -121,13 +123,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         got = f"--algos {options.algos}" if unknown else f"--gpus {num_ranks}"
         sys.stderr.write(f"two ranks or more, and algorithms of {', '.join(ALGOS)}; got {got}\n")
         return 2
-    sizes = tuple(float(size) for size in options.mib.split(","))
-    bench = CommBench(sizes, options.comm, options.repeats)
+    bench = CommBench(options.mib, options.comm, options.repeats)
     rows = []
     for algo in algos:
         pool = RankPool(num_ranks, "nccl" if on_gpu else "gloo", nccl_environment(algo))
         try:
             rows += summary(pool.run(messages, bench, deadline_s=_DEADLINE_S), bench, algo)
+        except RankError as error:
+            sys.stderr.write(f"{algo}: {error}\n")
+            return 1
         finally:
             pool.close()
     if not on_gpu and algos != ["default"]:
@@ -141,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     kind = torch.cuda.get_device_name() if on_gpu else "cpu, gloo"
     said = {"bench": "comm", "device": kind, **asdict(bench), "rows": rows}
-    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.write(json_line(said))
     return 0
 
 

@@ -10,7 +10,6 @@ the plain loader's does not).
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from lf_ray.bench.arguments import json_line, number, whole, wholes
 from lf_ray.data.batches.opening import open_training_set
 from lf_ray.data.batches.sizes import groot_config
 from lf_ray.data.batches.training_set import TrainingSet
@@ -32,7 +32,7 @@ from lf_ray.data.frames.pool import DecoderPool
 from lf_ray.data.frames.source import Camera
 from lf_ray.data.loader import BatchLoader
 from lf_ray.data.video import SeekingReader
-from lf_ray.errors import DataError
+from lf_ray.errors import LfRayError
 from lf_ray.settings import DataSettings, ModelSettings, SweepConfig
 from models.groot_n1_6.views.preprocess import preprocess_views
 
@@ -296,11 +296,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench = Bench(data, model, options.batch, options.seconds)
     try:
         raise_problems(check_dataset(data, model))
-    except DataError as error:
+        rates, frame_bytes = run_bench(bench, sorted(set(options.workers)), options.rounds)
+    except LfRayError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    workers = sorted({int(count) for count in options.workers.split(",")})
-    rates, frame_bytes = run_bench(bench, workers, options.rounds)
     for rate in rates:
         sys.stdout.write(
             f"{rate.stage:30} workers {rate.workers}  {rate.per_s:9.1f} samples/s  "
@@ -310,7 +309,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stdout.write(needs_text(numbers["need"]) + "\n")
     head = {"bench": "data", "path": options.path, "model": options.model, "batch": options.batch}
     machine = {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
-    sys.stdout.write(json.dumps({**head, **machine, **numbers}) + "\n")
+    sys.stdout.write(json_line({**head, **machine, **numbers}))
     return 0
 
 
@@ -320,10 +319,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("path", help="folder of a LeRobot data set")
     parser.add_argument("--model", default="3b", choices=("nano", "3b"), help="decides frame size")
     parser.add_argument("--embodiment", help="embodiment tag")
-    parser.add_argument("--batch", type=int, default=16, help="samples of a batch")
-    parser.add_argument("--workers", default="0,1,2", help="worker counts, as 0,1,2")
-    parser.add_argument("--rounds", type=int, default=2, help="turns of each pair")
-    parser.add_argument("--seconds", type=float, default=4.0, help="cap of a plain run")
+    parser.add_argument("--batch", type=whole(1), default=16, help="samples of a batch")
+    parser.add_argument("--workers", type=wholes(0), default="0,1,2", help="worker counts")
+    parser.add_argument("--rounds", type=whole(1), default=2, help="turns of each pair")
+    parser.add_argument("--seconds", type=number(0.1), default=4.0, help="cap of a plain run")
     return parser
 
 

@@ -9,7 +9,6 @@ Ends with one JSON line.
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from lf_ray.bench.arguments import json_line, number, whole, wholes
 from lf_ray.bench.steps.native import WHOLE, FusedParts
 from lf_ray.errors import CaptureError, GroupError
 from lf_ray.protocol import Purpose, TrialRequest
@@ -156,13 +156,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the benchmark; 0, or 2 where a backend is none."""
     parser = argparse.ArgumentParser(prog="python -m lf_ray.bench memory", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--size", default="nano", help="nano or 3b")
-    parser.add_argument("--px", type=int, help="side of a view as the tower sees it")
-    parser.add_argument("--batch", type=int, default=4, help="of the timed row")
-    parser.add_argument("--steps", type=int, default=12, help="timed steps a row")
-    parser.add_argument("--cap-gib", type=float, help="looks for the largest batch under it")
-    parser.add_argument("--batches", default="24,32,48,64,96,128", help="tried under the cap")
-    parser.add_argument("--mode", default="compiled", help="graph, fused or compiled")
+    parser.add_argument("--size", default="nano", choices=("nano", "3b"))
+    parser.add_argument("--px", type=whole(1), help="side of a view as the tower sees it")
+    parser.add_argument("--batch", type=whole(1), default=4, help="of the timed row")
+    parser.add_argument("--steps", type=whole(4), default=12, help="timed steps a row")
+    parser.add_argument("--cap-gib", type=number(0.1), help="looks for the largest batch under it")
+    parser.add_argument(
+        "--batches", type=wholes(1), default="24,32,48,64,96,128", help="tried under the cap"
+    )
+    parser.add_argument("--mode", default="compiled", choices=("graph", "fused", "compiled"))
     parser.add_argument("--backends", default=",".join(BACKENDS), help="arena:LADDER for one")
     options = parser.parse_args(argv)
     backends = options.backends.split(",")
@@ -175,8 +177,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         size=options.size,
         image_px=options.px or (56 if options.size == "nano" else 224),
         batch=options.batch,
-        num_steps=max(4, options.steps),
-        batches=tuple(int(size) for size in options.batches.split(",")),
+        num_steps=options.steps,
+        batches=options.batches,
         cap_gib=options.cap_gib,
         mode=options.mode,
     )
@@ -184,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stdout.write(table(rows) + "\n")
     if not torch.cuda.is_available():
         sys.stdout.write("Without a GPU there is no allocator to choose: rows differ by noise.\n")
-    sys.stdout.write(json.dumps({"bench": "memory", **asdict(bench), "rows": rows}) + "\n")
+    sys.stdout.write(json_line({"bench": "memory", **asdict(bench), "rows": rows}))
     return 0
 
 

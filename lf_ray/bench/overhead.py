@@ -25,6 +25,7 @@ from typing import Any
 import ray
 from ray import tune
 
+from lf_ray.bench.arguments import json_line, number, whole
 from lf_ray.compose import compose
 from lf_ray.errors import LfRayError
 from lf_ray.machine import detect
@@ -276,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "machine": machine.label,
         "load": round(os.getloadavg()[0], 1),
     }
-    sys.stdout.write(json.dumps({**head, **summary(ours, plain, num_steps)}) + "\n")
+    sys.stdout.write(json_line({**head, **summary(ours, plain, num_steps)}))
     return 0
 
 
@@ -287,8 +288,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Other words are overrides, as for a sweep: model=nano cluster.workers=2 ...",
     )
-    parser.add_argument("--trials", type=int, default=5, help="trials on each side")
-    parser.add_argument("--seconds", type=float, default=3.0, help="measured steps of a trial")
+    parser.add_argument("--trials", type=whole(2), default=5, help="trials on each side")
+    parser.add_argument(
+        "--seconds", type=number(0.01), default=3.0, help="measured steps of a trial"
+    )
     return parser
 
 

@@ -9,7 +9,6 @@ simulator as a prior. A table of figures, then one line of JSON.
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lf_ray.bench.arguments import json_line, whole
 from lf_ray.bench.contest.ledger import Scores
 from lf_ray.bench.contest.race import (
     ABLATIONS,
@@ -33,6 +33,7 @@ from lf_ray.bench.contest.race import (
 from lf_ray.bench.contest.standings import Summary, cost_ratio, p_score, regret_curve, short
 from lf_ray.bench.contest.tables import SPACES, Ranking, SimTable, Table
 from lf_ray.bench.replay import replay_table
+from lf_ray.errors import LfRayError
 
 DEFAULT_TABLES = ("sim_8xa100", "sim_8xh200", "sim_2xh200_slow")
 SAYS_LITTLE_FRAC = 0.1
@@ -154,8 +155,14 @@ def lines_of(summaries: Mapping[str, Mapping[str, Summary]]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the comparison and returns 0."""
+    """Runs the comparison and returns 0, or 2 where a table can't be read."""
     options = _parser().parse_args(argv)
+    try:
+        for name in options.tables:
+            ground(name)
+    except LfRayError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     tasks = tasks_of(options)
     if options.procs > 1:
         with ProcessPoolExecutor(options.procs, get_context("spawn")) as pool:
@@ -164,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         played = [play(task) for task in tasks]
     summaries = summaries_of(played)
     sys.stdout.write("\n".join(lines_of(summaries)) + "\n")
-    sys.stdout.write(json.dumps(report(summaries)) + "\n")
+    sys.stdout.write(json_line(report(summaries)))
     return 0
 
 
@@ -180,9 +187,9 @@ def _parser() -> argparse.ArgumentParser:
         default=list(DEFAULT_TABLES),
         help="simulated clusters, or paths of journals; everybody plays on the first",
     )
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--trials", type=int, default=80, help="trials that each peer gets")
-    parser.add_argument("--procs", type=int, default=2, help="processes")
+    parser.add_argument("--seeds", type=whole(1), default=20)
+    parser.add_argument("--trials", type=whole(1), default=80, help="trials that each peer gets")
+    parser.add_argument("--procs", type=whole(1), default=2, help="processes")
     parser.add_argument("--all", action="store_true", help="everybody plays on every table")
     return parser
 

@@ -18,7 +18,6 @@ one JSON line.
 
 import argparse
 import itertools
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -28,6 +27,8 @@ from typing import Any
 
 import torch
 
+from lf_ray.bench.arguments import json_line, number, numbers, whole, wholes, words_of
+from lf_ray.bench.comm import ALGOS
 from lf_ray.bench.steps.against import (
     LOONGFORGE,
     against_words,
@@ -42,6 +43,7 @@ from lf_ray.bench.steps.rows import table
 from lf_ray.errors import LfRayError
 from lf_ray.machine import detect
 from lf_ray.runtime.overlap import FLUSH_ELEMENTS
+from lf_ray.testing.ranks import RankError
 
 _AGAINST_ROUNDS = 4
 
@@ -74,10 +76,10 @@ def run_against(options: argparse.Namespace, modes: Sequence[str]) -> list[dict[
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; 0, 1 where nothing could be compared, 2 where the words are wrong."""
+    """Runs the benchmark; 0, 1 where nothing was measured or compared, 2 for wrong words."""
     options = _parser().parse_args(argv)
     known = tuple(KNOBS) if options.against else MODES
-    modes = options.modes or known
+    modes = tuple(options.modes.split(",")) if options.modes else known
     unknown = [mode for mode in modes if mode not in known]
     if unknown:
         sys.stderr.write(f"modes are {', '.join(known)}, but got {', '.join(unknown)}\n")
@@ -94,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "against": options.against,
             "rounds": options.rounds or _AGAINST_ROUNDS,
         }
-        sys.stdout.write(json.dumps({**said, "rows": rows}) + "\n")
+        sys.stdout.write(json_line({**said, "rows": rows}))
         return 0 if any(row.get("ratio") for row in rows) else 1
     if options.overrides:
         sys.stderr.write("key=value words belong to --against; the rest is made in memory\n")
@@ -118,48 +120,46 @@ def main(argv: Sequence[str] | None = None) -> int:
             profile=options.profile,
             algo=algo,
         )
-        found = [{"image_px": image_px, **row} for row in run_bench(bench)]
+        try:
+            found = [{"image_px": image_px, **row} for row in run_bench(bench)]
+        except RankError as error:
+            sys.stderr.write(f"{options.size}, {image_px} px, {num_ranks} ranks: {error}\n")
+            return 1
         sys.stdout.write(f"{options.size}, {image_px} px, {num_ranks} ranks\n{table(found)}\n")
         sys.stdout.flush()
         rows += found
     sys.stdout.write("\n".join(words(rows)) + "\n")
     said = {"bench": "step", **asdict(bench), **to_plain(rows), "rows": rows}
-    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.write(json_line(said))
     return 0
-
-
-def _texts(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
-
-
-def _ints(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
-def _floats(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lf_ray.bench step", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--size", default="nano", help="nano or 3b")
-    parser.add_argument("--px", type=_ints, help="sides of a view as the tower sees it: 224,252")
-    parser.add_argument("--batches", type=_ints, default=(4,), help="samples a rank: 16,64")
-    parser.add_argument("--modes", type=_texts, help=f"of {','.join(MODES)}; default: all")
-    parser.add_argument("--steps", type=int, default=40, help="timed steps a row")
-    parser.add_argument("--gpus", type=_ints, help="ranks: 1,2; default: every GPU, or one CPU")
-    parser.add_argument("--comm", type=_texts, default=("fp32",), help="on the wire: fp32,bf16")
-    parser.add_argument("--bucket-mb", type=float, default=256.0, help="MiB as sent")
-    parser.add_argument("--ratio", type=_floats, default=(1.0,), help="sent in backward: 0,1")
+    parser.add_argument("--size", default="nano", choices=("nano", "3b"))
+    parser.add_argument(
+        "--px", type=wholes(1), help="sides of a view as the tower sees it: 224,252"
+    )
+    parser.add_argument("--batches", type=wholes(1), default=(4,), help="samples a rank: 16,64")
+    parser.add_argument("--modes", help=f"of {','.join(MODES)}; default: all")
+    parser.add_argument("--steps", type=whole(1), default=40, help="timed steps a row")
+    parser.add_argument("--gpus", type=wholes(1), help="ranks: 1,2; default: every GPU, or one CPU")
+    parser.add_argument(
+        "--comm", type=words_of(("fp32", "bf16")), default=("fp32",), help="on the wire: fp32,bf16"
+    )
+    parser.add_argument("--bucket-mb", type=number(2**-6), default=256.0, help="MiB as sent")
+    parser.add_argument("--ratio", type=numbers(0, 1), default=(1.0,), help="sent in backward: 0,1")
     parser.add_argument(
         "--flush-mi",
-        type=_ints,
+        type=wholes(1),
         default=(FLUSH_ELEMENTS // 2**20,),
         help="elements (2^20) after which gradients are copied: 16,256",
     )
-    parser.add_argument("--algo", type=_texts, default=("default",), help="NCCL's: ring,tree")
-    parser.add_argument("--rounds", type=int, help="visits of each row, in turn")
+    parser.add_argument(
+        "--algo", type=words_of(ALGOS), default=("default",), help="NCCL's: ring,tree"
+    )
+    parser.add_argument("--rounds", type=whole(1), help="visits of each row, in turn")
     parser.add_argument("--profile", action="store_true", help="launches, time by kernel class")
     parser.add_argument("--against", choices=[LOONGFORGE], help="compare in one run")
     parser.add_argument("overrides", nargs="*", help="key=value settings for --against")

@@ -167,7 +167,8 @@ def interleaved(
                     )
                     ranks = [VisitTimes(**item) for item in raw]
                 except Exception as error:  # ranks that hang, or are gone
-                    ranks = [VisitTimes(times_s=[], error=str(error).strip().splitlines()[-1])]
+                    said = str(error).strip() or repr(error)
+                    ranks = [VisitTimes(times_s=[], error=said.splitlines()[-1])]
                 found[side.name].append(ranks)
                 if any(rank.error for rank in ranks):
                     pool.close()
@@ -190,24 +191,24 @@ def compared(
     }
     between = between_visits(list(steps.values()))
     means = {name: pooled(of, between) for name, of in steps.items() if of}
+    firsts = {name: next(ranks[0] for ranks in visits[name] if ranks[0].times_s) for name in means}
+    rates = {name: throughput(mean, firsts[name].samples_per_step) for name, mean in means.items()}
     rows = []
-    for name, of in visits.items():
+    for name in visits:
         row: dict[str, Any] = {"batch": batch_size, "mode": name, "comm": comm}
         lost = [item for item in readings[name] if isinstance(item, str)]
         row |= {"lost_visits": lost} if lost else {}
         if name not in means:
             rows.append({**row, "error": lost[0] if lost else "not visited"})
             continue
-        first = next(ranks[0] for ranks in of if ranks[0].times_s)
-        mean = means[name]
         row |= {
-            "step_s": asdict(mean),
-            "samples_per_s": asdict(throughput(mean, first.samples_per_step)),
-            "loss": first.loss,
-            "metrics": first.metrics,
+            "step_s": asdict(means[name]),
+            "samples_per_s": asdict(rates[name]),
+            "loss": firsts[name].loss,
+            "metrics": firsts[name].metrics,
         }
         if name != LOONGFORGE:
-            row |= _against(mean, means.get(LOONGFORGE))
+            row |= _against(rates[name], rates.get(LOONGFORGE))
         rows.append(row)
     return rows
 
@@ -238,10 +239,11 @@ def against_words(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _against(ours_s: Interval, theirs_s: Interval | None) -> dict[str, Any]:
-    if theirs_s is None:
+def _against(ours: Interval, theirs: Interval | None) -> dict[str, Any]:
+    """Returns the ratio of two throughputs; of step times it has no end where one may be 0."""
+    if theirs is None:
         return {"ratio": None, "verdict": "undetermined"}
-    share = ratio(theirs_s, ours_s)
+    share = ratio(ours, theirs)
     verdict = "faster" if share.lo > 1 else "slower" if share.hi < 1 else "undetermined"
     return {"ratio": asdict(share), "verdict": verdict}
 

@@ -1,14 +1,21 @@
 """The all-reduce and memory benchmarks: their arithmetic, their refusals, one run on a CPU."""
 
 import json
+import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from lf_ray.bench.arguments import json_line
 from lf_ray.bench.comm import CommBench, summary
 from lf_ray.bench.comm import main as comm_main
+from lf_ray.bench.data import main as data_main
 from lf_ray.bench.memory import GIB, MemoryBench, backend_row, table
 from lf_ray.bench.memory import main as memory_main
+from lf_ray.bench.overhead import main as overhead_main
+from lf_ray.bench.search import main as search_main
+from lf_ray.bench.step import main as step_main
 from lf_ray.testing.ranks import RankPlace
 
 
@@ -28,6 +35,43 @@ def test_comm_refuses_what_it_cannot_measure(
 ) -> None:
     assert comm_main(words) == 2
     assert words[1] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "said"),
+    [
+        (comm_main, ["--mib", "4,large"], "takes numbers, but got 'large'"),
+        (comm_main, ["--repeats", "0"], "must be 1 or more, but got 0"),
+        (memory_main, ["--batches", "8,x"], "takes whole numbers, but got 'x'"),
+        (memory_main, ["--mode", "magic"], "'magic'"),
+        (step_main, ["--steps", "0"], "must be 1 or more, but got 0"),
+        (step_main, ["--ratio", "0,2"], "must be from 0 to 1, but got 2"),
+        (step_main, ["--comm", "fp8"], "must be of fp32, bf16, but got 'fp8'"),
+        (search_main, ["--seeds", "none"], "takes whole numbers"),
+        (overhead_main, ["--trials", "1"], "must be 2 or more"),
+        (data_main, ["somewhere", "--workers", "-1"], "must be 0 or more"),
+    ],
+)
+def test_a_wrong_word_is_refused_with_the_rule(
+    main: Callable[[list[str]], int],
+    words: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_table_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert search_main(["--tables", "sim_9xh900", "--procs", "1"]) == 2
+    assert "sim_9xh900" in capsys.readouterr().err
+
+
+def test_the_last_line_is_json_whatever_was_measured() -> None:
+    text = json_line({"loss": math.nan, "rows": [{"hi": math.inf, "n": 3}]})
+    assert json.loads(text) == {"loss": "nan", "rows": [{"hi": "inf", "n": 3}]}
 
 
 def test_a_backend_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
