@@ -118,10 +118,13 @@ def _joint(
             lambda knobs: convergence_of(with_rule(knobs, own.knobs, rule), own.knobs, runs),
         )
     elif base is not None and winner is not None:
+        # Where no stage won anything the last one's baseline is the first one's, measured again.
+        winner = base if winner.knobs == base.knobs else winner
         gain = gain_over(base, winner)
     convergence = None
     if base is not None and winner is not None:
-        winner = replace(winner, knobs=with_rule(winner.knobs, base.knobs, rule))
+        if winner is not base:
+            winner = replace(winner, knobs=with_rule(winner.knobs, base.knobs, rule))
         convergence = convergence_of(winner.knobs, base.knobs, runs, why_none=note)
     improved = bool(gain and gain.lo > 1)
     outcomes = {kind: sum(answer.outcomes[kind] for answer in answers) for kind in first.outcomes}

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lf_ray.analysis.answer import Answer, answer_of
+from lf_ray.analysis.report.words import sentences
 from lf_ray.clock import FakeClock
 from lf_ray.errors import ConfigError
 from lf_ray.measure.gradient_noise import gradient_noise, noise_metrics
@@ -159,6 +160,20 @@ def test_gains_that_win_the_same_part_are_seen_to_be_less_than_their_product() -
     assert str(together.found.verdict) == "less"
     assert together.found.product is not None
     assert together.found.product.value == pytest.approx(1.3 * 1.25, rel=0.01)
+
+
+def test_stages_that_win_nothing_do_not_call_the_baseline_their_rival() -> None:
+    sweep = staged({"graph": JOINT["graph"], "overlap": JOINT["overlap"]}, lambda _: 100.0)
+    sweep.run()
+    answer = sweep.answer
+    assert answer.verdict == "keep the baseline"
+    assert answer.baseline is not None
+    assert answer.fastest is answer.baseline
+    assert answer.gain is not None
+    assert (answer.gain.lo, answer.gain.hi) == (1.0, 1.0)
+    said = sentences(answer)
+    assert "Best: the baseline itself." in said
+    assert not [line for line in said if line.startswith("Read around")]
 
 
 def test_a_stage_that_can_not_matter_here_says_so_and_costs_nothing() -> None:
