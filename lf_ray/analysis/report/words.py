@@ -2,7 +2,7 @@
 
 from lf_ray.analysis.advice import advice_in_words
 from lf_ray.analysis.answer import Answer, Verdict, device, num_ranks
-from lf_ray.analysis.gain import economics
+from lf_ray.analysis.gain import economics, gain_over
 from lf_ray.analysis.knee import Knee, KneeStatus
 from lf_ray.analysis.report.core import core_words
 from lf_ray.analysis.report.feeding import feeding_words, skipped_words
@@ -47,9 +47,9 @@ def sentences(answer: Answer) -> list[str]:
     said += feeding_words(answer)
     said += skipped_words(answer.history.records)
     said += _winner_words(answer)
-    if answer.verdict is Verdict.KEEP_BASELINE and answer.fastest is not answer.baseline:
-        assert answer.fastest is not None
-        said.append(f"Read around {answer.fastest.id}, the fastest, not certainly the better one:")
+    rival, base = answer.fastest, answer.baseline
+    if answer.verdict is Verdict.KEEP_BASELINE and rival and base and rival.id != base.id:
+        said.append(f"Read around {rival.id}, the fastest, not certainly the better one:")
     said += [knee_in_words(knee) for knee in answer.knees]
     said += _joint_words(answer)
     said += economy_words(answer)
@@ -139,13 +139,28 @@ def duration(seconds: float) -> str:
 
 
 def worth_it(answer: Answer) -> str:
-    """Returns whether tuning was worth it, in words."""
+    """Returns whether tuning was worth it, in words; empty where nothing was varied."""
+    if not answer.history.header.space:
+        return ""
+    if answer.verdict is Verdict.DATA_BOUND:
+        return "Worth it? No time is won back; it says where to begin: at the input path."
     if answer.verdict is not Verdict.IMPROVED or answer.break_even_steps is None:
-        return "Worth it? What it bought is the knowledge that the present settings are fine."
+        return (
+            "Worth it? No time is won back; what it bought is to know that nothing tried is "
+            "certainly faster than the present settings."
+        )
     assert answer.winner is not None
     steps, step_s = answer.break_even_steps, answer.winner.step_s
-    took = f" ({duration(steps * step_s.value)} of training)" if step_s else ""
-    return f"Worth it? The sweep's time is won back after {steps:,.0f} training steps{took}."
+    named = answer.batch.named["goodput"].worth if answer.batch else None
+    gain = named.gain if named else answer.gain
+    also = []
+    if gain is not None and gain.lo > 1:
+        # What a step saves goes with 1 - 1 / gain.
+        ends = [steps * (1 - 1 / gain.value) / (1 - 1 / end) for end in (gain.hi, gain.lo)]
+        also.append(f"95 %: {ends[0]:,.0f} to {ends[1]:,.0f}")
+    also += [f"{duration(steps * step_s.value)} of training"] if step_s else []
+    said = f" ({'; '.join(also)})" if also else ""
+    return f"Worth it? The sweep's time is won back after {steps:,.0f} training steps{said}."
 
 
 def economy_words(answer: Answer) -> list[str]:
@@ -188,12 +203,17 @@ def _joint_words(answer: Answer) -> list[str]:
     point = answer.knee_point
     if point is None or point.throughput is None:
         return ["The point at all knees together was not measured."]
-    assert answer.winner.throughput is not None
-    share = point.throughput.value / answer.winner.throughput.value - 1
+    share = gain_over(answer.winner, point)
     return [
         f"At all knees together ({knobs_in_words(answer, point.knobs)}): "
-        f"{rate_in_words(point.throughput)}, {round(share, 3) + 0.0:+.1%} against the best."
+        f"{rate_in_words(point.throughput)}, {_signed(share.value)} against the best "
+        f"(95 %: {_signed(share.lo)} to {_signed(share.hi)})."
     ]
+
+
+def _signed(ratio: float) -> str:
+    """Returns by how much a ratio differs from one, without a minus before zero."""
+    return f"{round(ratio - 1, 3) + 0.0:+.1%}"
 
 
 def _cost_words(answer: Answer) -> list[str]:
@@ -208,7 +228,7 @@ def _cost_words(answer: Answer) -> list[str]:
         f"({parts or 'none ended'}) and {counted(visits, 'visit')}; {share:.0%} of it was "
         "measured steps."
     ]
-    if answer.verdict is not Verdict.NO_BASELINE:
+    if answer.verdict is not Verdict.NO_BASELINE and worth_it(answer):
         said.append(worth_it(answer))
     drift = answer.gathered.drift
     if drift is not None and drift.found:

@@ -100,7 +100,8 @@ def memory_figure(answer: Answer) -> str:
 
 def rival_word(answer: Answer) -> str:
     """Returns what the fastest point is called: best only where it is certainly faster."""
-    return "best" if answer.winner is answer.fastest else "fastest seen"
+    best, rival = answer.winner, answer.fastest
+    return "best" if best and rival and best.id == rival.id else "fastest seen"
 
 
 def _compared(
