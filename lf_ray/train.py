@@ -26,6 +26,7 @@ from lf_ray.data.batches.opening import open_training_set
 from lf_ray.data.check import check_dataset, raise_problems
 from lf_ray.errors import ConfigError, LfRayError, four_parts
 from lf_ray.machine import Machine, detect, gpus_usable
+from lf_ray.record.journal import plain_json
 from lf_ray.record.mlflow_sink import check_uri
 from lf_ray.record.result_folder import log_to, new_folder
 from lf_ray.search.start.lineage import source_hash
@@ -222,7 +223,8 @@ def _run(opened: Opened, clock: Clock) -> int:
             plan, TrainingVisit(plan=plan, finishers=FINISHERS), watch, progress.note, wish
         )
     summary = summary_of(opened, ending, bird.verdict, clock.monotonic_s() - began_s)
-    (plan.folder / SUMMARY_NAME).write_text(json.dumps(summary, indent=2) + "\n")
+    text = json.dumps(plain_json(summary), indent=2, allow_nan=False)
+    (plan.folder / SUMMARY_NAME).write_text(f"{text}\n")
     mirror.end(summary["exit_code"], end_tags(summary), [plan.folder / SUMMARY_NAME])
     warnings = mirror.close()
     sys.stdout.write("\n".join(footer(opened, ending, summary, warnings)) + "\n")

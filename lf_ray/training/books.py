@@ -2,11 +2,11 @@
 
 A line is `{"event": ..., "step": ..., "wall_s": ...}` with more keys by event: `started`, `step`,
 `saved`, `save_failed`, `exported`, `action_error`, `ended`. Steps after the last checkpoint run
-again when a training goes on: a `started` line takes back the steps from its own on. No torch.
+again when a training goes on: a `started` line takes back the steps from its own on. A number that
+JSON has none for stands as its word: nan, inf, -inf. No torch.
 """
 
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from io import BufferedRandom
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lf_ray.clock import Clock
+from lf_ray.record.journal import plain_json
 
 BOOKS_NAME = "train.jsonl"
 Line = dict[str, Any]
@@ -37,7 +38,10 @@ class Books:
         """Adds events in one go; they are in the file, not yet on the disk, when this returns."""
         wall_s = round(self._clock.wall_s(), 3)
         lines = [
-            json.dumps({"event": event, "step": step, "wall_s": wall_s, **_finite(values)})
+            json.dumps(
+                {"event": event, "step": step, "wall_s": wall_s, **plain_json(values)},
+                allow_nan=False,
+            )
             for event, step, values in events
         ]
         self._file.write("".join(f"{line}\n" for line in lines).encode())
@@ -98,11 +102,3 @@ def _lines(data: bytes) -> Iterator[Line]:
 def _whole_bytes(path: Path) -> int:
     data = path.read_bytes()
     return data.rfind(b"\n") + 1
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values that JSON knows: an infinite or undefined number becomes its word."""
-    return {
-        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in values.items()
-    }

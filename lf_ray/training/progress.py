@@ -109,10 +109,10 @@ def action_error_words(line: Line) -> str:
     if "error" in line:
         return f"action error not measured: {line['error']}"
     which = "held-out" if line["held_out"] else "training (none was held out)"
-    groups = ", ".join(f"{name} {value:.3g}" for name, value in line["by_group"].items())
+    groups = ", ".join(f"{name} {float(value):.3g}" for name, value in line["by_group"].items())
     return (
         f"action error (MAE, {line['num_samples']} samples of {line['num_episodes']} {which} "
-        f"episodes): {line['scaled']:.4g} normalised; in the robot's units: {groups}"
+        f"episodes): {float(line['scaled']):.4g} normalised; in the robot's units: {groups}"
     )
 
 

@@ -22,6 +22,7 @@ from lf_ray.training.plan import (
     schedule_of,
     stale_reasons,
 )
+from lf_ray.training.progress import action_error_words
 
 MACHINE = Machine(num_cores=8, memory_bytes=2**36, shm_bytes=2**34, gpus=("H200",))
 RATE = Interval(value=100.0, lo=99.0, hi=101.0, num_steps=40, num_visits=2)
@@ -149,6 +150,18 @@ def test_books_take_back_steps_that_run_again_and_lose_a_torn_line(tmp_path: Pat
     ]
     assert BooksReader(path, from_end=True).news() == []
     assert BooksReader(tmp_path / "none").news() == []
+
+
+def test_an_action_error_that_is_no_number_is_a_word_in_json_and_prose(tmp_path: Path) -> None:
+    nan, path = float("nan"), tmp_path / "train.jsonl"
+    books = Books(path, FakeClock())
+    error = {"scaled": nan, "by_group": {"arm": nan}, "num_samples": 4, "num_episodes": 1}
+    books.write("action_error", 3, held_out=True, **error)
+    books.close()
+    assert "NaN" not in path.read_text()
+    (line,) = read_books(path)
+    assert (line["scaled"], line["by_group"]) == ("nan", {"arm": "nan"})
+    assert "nan normalised; in the robot's units: arm nan" in action_error_words(line)
 
 
 def _steps(rate: float, num_steps: int = 60) -> list[float]:
