@@ -1,5 +1,6 @@
 """The tables of a report, as rows of text: the page and the markdown show the same ones."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -183,8 +184,9 @@ def _flat(config: object, prefix: str = "") -> dict[str, object]:
 def _word(value: object) -> str:
     if value is None:
         return "null"
-    text = str(value)
-    return f"'{text}'" if any(letter in text for letter in " ,[]()") else text
+    if isinstance(value, list | tuple):
+        value = f"[{','.join(str(item) for item in value)}]"
+    return shlex.quote(str(value))
 
 
 _STOP_WORDS = {

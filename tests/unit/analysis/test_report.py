@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -201,6 +202,10 @@ def test_settings_that_differ_become_words_that_compose() -> None:
     config["data"]["path"] = "/data/my set"
     words = changed_settings(config)
     assert words == ["data.path='/data/my set'", "overlap.ratio=0.5"]
+    for path in (["/data/a", "/data/my set"], "/data/it's"):
+        config["data"]["path"] = path
+        typed = shlex.split(" ".join(changed_settings(config)))
+        assert compose("overlap", typed, MACHINE).data.path == path
 
 
 def test_a_folder_that_cannot_be_written_is_said(seeded_history: History, tmp_path: Path) -> None:
