@@ -16,7 +16,7 @@ from lf_ray.analysis.points import Point, eligible
 from lf_ray.analysis.report.found import config_text, found_config
 from lf_ray.errors import RecordError, four_parts
 from lf_ray.record.history import read_journal
-from lf_ray.record.mlflow_sink import fetch_journals
+from lf_ray.record.mlflow_sink import check_uri, fetch_journals
 
 Row = dict[str, Any]
 
@@ -46,7 +46,13 @@ def load_mlflow(uri: str, folder: Path) -> list[Answer]:
     Args:
         uri: tracking URI.
         folder: where the journals, which are artifacts of the sweeps' runs, are copied to.
+
+    Raises:
+        ConfigError: MLflow can't use such a URI.
+        RecordError: MLflow knows no finished sweep, or a journal can't be read.
+        OSError: the server is away.
     """
+    check_uri(uri)
     return load_journals(fetch_journals(uri, folder))
 
 

@@ -8,7 +8,7 @@ import yaml
 
 from lf_ray.analysis import comparison
 from lf_ray.analysis.answer import answer_of
-from lf_ray.errors import RecordError
+from lf_ray.errors import ConfigError, RecordError
 from lf_ray.record.history import SweepHistory
 
 History = Callable[..., SweepHistory]
@@ -34,6 +34,11 @@ def test_recorded_journals_load_oldest_first_and_their_knees_stand_below_each_ot
     assert {row["same place"] for row in rows} == {True}
     with pytest.raises(RecordError, match="at least one journal"):
         comparison.load_journals([])
+
+
+def test_a_tracking_uri_that_mlflow_cannot_use_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tracking\.uri"):
+        comparison.load_mlflow("mlruns", tmp_path)
 
 
 def test_knobs_points_and_frontier(seeded_history: History) -> None:
