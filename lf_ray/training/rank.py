@@ -122,6 +122,8 @@ class _Training:
         except _Ended as ended:
             outcome = ended.outcome
         self._write("ended", kind=outcome.kind.value, reason=outcome.reason or outcome.stop_rule)
+        # A training that ended early may still be writing: whoever goes on should know from where.
+        self._end_write()
         return TrialRecord(
             request=self.request,
             outcome=replace(outcome, effective=self.effective),

@@ -25,7 +25,10 @@ def exit_code_of(ending: Ending) -> int:
 def summary_of(
     opened: Opened, ending: Ending, verdict: Canary | None, seconds: float
 ) -> dict[str, Any]:
-    """Returns what summary.json holds."""
+    """Returns what summary.json holds.
+
+    Loss (mean) and throughput (samples/s) are those of the `recent_steps`, the last 100 at most.
+    """
     plan, outcome = opened.plan, ending.record.outcome
     lines = read_books(plan.folder / BOOKS_NAME)
     steps = steps_of(lines)
@@ -44,6 +47,7 @@ def summary_of(
         "samples": len(steps) * plan.samples_per_step,
         "skipped": sum(item.get("skipped", 0) for item in steps),
         "loss": sum(float(item["loss"]) for item in recent) / len(recent) if recent else None,
+        "recent_steps": len(recent),
         "throughput": len(recent) * plan.samples_per_step / step_s if step_s > 0 else None,
         "seconds": seconds,
         "time": clock_words(seconds),

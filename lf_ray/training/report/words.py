@@ -54,7 +54,10 @@ def footer(
     exit_code = summary["exit_code"]
     lines = ["", f"{summary['steps']} of {plan.num_steps} steps in {summary['time']}"]
     if summary["throughput"]:
-        lines[-1] += f", {summary['throughput']:.4g} samples/s, loss {summary['loss']:.4g}"
+        lines[-1] += (
+            f", {summary['throughput']:.4g} samples/s, loss {summary['loss']:.4g} "
+            f"(the last {summary['recent_steps']} of them)"
+        )
     if summary["skipped"]:
         lines.append(
             f"{summary['skipped']} samples were skipped: frames that can't be decoded, named in "

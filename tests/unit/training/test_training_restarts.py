@@ -157,3 +157,5 @@ def test_a_diverged_training_is_not_repeated_and_never_saved(tmp_path: Path) -> 
         assert "rank 1 in step 8" in record.outcome.reason
         assert record.metrics["attempts"] == 1
     assert complete_checkpoints(tmp_path / "checkpoints")[-1].name == "step-00000008"
+    lines = read_books(tmp_path / "train.jsonl")
+    assert [line["step"] for line in lines if line["event"] == "saved"] == [4, 8]
