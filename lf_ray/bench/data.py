@@ -243,14 +243,35 @@ def best(rates: Sequence[Rate], stage: str) -> float:
     )
 
 
+def spread(rates: Sequence[Rate], temperature: str) -> list[float]:
+    """Returns the smallest and the largest ratio, ours over plain, of any single turn."""
+    by_stage: dict[str, dict[int, list[Rate]]] = {}
+    for rate in rates:
+        by_stage.setdefault(rate.stage, {}).setdefault(rate.workers, []).append(rate)
+    tops = [
+        [
+            max(rate.per_s for rate in turn)
+            for turn in zip(*by_stage[f"{whose} {temperature}"].values())
+        ]
+        for whose in ("ours", "plain")
+    ]
+    ratios = [ours / plain for ours, plain in zip(*tops)]
+    return [round(min(ratios), 2), round(max(ratios), 2)]
+
+
 def summary(rates: Sequence[Rate], frame_bytes: int) -> dict[str, Any]:
-    """Returns the ratios, the rates a core, and what eight fast GPUs would need."""
+    """Returns the ratios, the rates a core, and what eight fast GPUs would need.
+
+    Each ratio is pooled over the turns; its `_span` is the smallest and the largest of one turn.
+    """
     from_cache = next(rate for rate in rates if rate.stage.startswith("2 "))
     decode = next(rate for rate in rates if rate.stage.startswith("1 "))
     wanted = TARGET_GPUS * TARGET_SAMPLES_S
     return {
         "ratio_warm": round(best(rates, "ours warm") / best(rates, "plain warm"), 2),
         "ratio_cold": round(best(rates, "ours cold") / best(rates, "plain cold"), 2),
+        "ratio_warm_span": spread(rates, "warm"),
+        "ratio_cold_span": spread(rates, "cold"),
         "warm_samples_s_core": round(from_cache.per_core),
         "decoded_samples_s_core": round(decode.per_core),
         "need": {
@@ -308,7 +329,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     numbers = summary(rates, frame_bytes)
     sys.stdout.write(needs_text(numbers["need"]) + "\n")
     head = {"bench": "data", "path": options.path, "model": options.model, "batch": options.batch}
-    machine = {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
+    head["rounds"] = options.rounds
+    machine = {"cores": len(os.sched_getaffinity(0)), "load": round(os.getloadavg()[0], 1)}
     sys.stdout.write(json_line({**head, **machine, **numbers}))
     return 0
 

@@ -74,11 +74,14 @@ def backend_row(place: RankPlace, bench: MemoryBench, backend: str) -> dict[str,
     samples = session.run(bench.num_steps)
     memory = session.memory()
     session.reset()
+    times_ms = [sample.wall_s * 1e3 for sample in samples[2:]]
     row = {
         "backend": backend,
         "ladder": ladder,
-        "step_ms": statistics.median(sample.wall_s for sample in samples[2:]) * 1e3,
-        "num_steps": len(samples) - 2,
+        "step_ms": statistics.median(times_ms),
+        "fastest_ms": min(times_ms),
+        "slowest_ms": max(times_ms),
+        "num_steps": len(times_ms),
         "memory_bytes": dict(memory),
         "gap_bytes": memory.get("pool_gap", memory.get("reserved_allocated_gap", 0.0)),
         "largest_batch": _largest_batch(session, config, bench),
@@ -135,8 +138,18 @@ def run_bench(bench: MemoryBench, backends: Sequence[str]) -> list[dict[str, Any
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Returns the rows for people, in GiB."""
-    names = ("backend", "ms", "gap", "peak alloc", "peak resv", "fallback", "predicted", "batch")
-    lines = ["{:16} {:>8} {:>6} {:>10} {:>9} {:>8} {:>9} {:>6}  ladder".format(*names)]
+    names = (
+        "backend",
+        "ms",
+        "[fastest, slowest]",
+        "gap",
+        "peak alloc",
+        "peak resv",
+        "fallback",
+        "predicted",
+        "batch",
+    )
+    lines = ["{:16} {:>8} {:>18} {:>6} {:>10} {:>9} {:>8} {:>9} {:>6}  ladder".format(*names)]
     for row in rows:
         if "error" in row:
             lines.append(f"{row['backend']:16} {row['error']}")
@@ -144,8 +157,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         memory = row["memory_bytes"]
         peak_reserved = max(memory.get("peak_reserved", 0.0), memory.get("peak_blocks", 0.0))
         measured, predicted = memory.get("fallback_frac"), memory.get("predicted_fallback_frac")
+        span = f"[{row['fastest_ms']:.2f}, {row['slowest_ms']:.2f}]"
         lines.append(
-            f"{row['backend']:16} {row['step_ms']:8.2f} {row['gap_bytes'] / GIB:6.2f} "
+            f"{row['backend']:16} {row['step_ms']:8.2f} {span:>18} {row['gap_bytes'] / GIB:6.2f} "
             f"{memory['peak'] / GIB:10.2f} {peak_reserved / GIB:9.2f} {_share(measured):>8} "
             f"{_share(predicted):>9} {row['largest_batch'] or '-':>6}  {row['ladder']}"
         )

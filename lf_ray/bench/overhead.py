@@ -27,7 +27,7 @@ from ray import tune
 
 from lf_ray.bench.arguments import json_line, number, whole
 from lf_ray.compose import compose
-from lf_ray.errors import LfRayError
+from lf_ray.errors import LfRayError, four_parts
 from lf_ray.machine import detect
 from lf_ray.protocol import Budget, OutcomeKind, Purpose, TrialRecord, TrialRequest
 from lf_ray.settings import SweepConfig, knobs_of, with_knobs
@@ -205,7 +205,7 @@ def _tune(trainable: Any, trials: Sequence[TrialRequest], folder: Path) -> list[
         ),
     ).fit()
     if results.errors:
-        raise LfRayError(f"While benchmarking: a trial ended with {results.errors[0]}")
+        raise _lost("every trial ends without an error", f"{results.errors[0]}")
     return [dict(item.metrics or {}) for item in results]
 
 
@@ -218,8 +218,14 @@ def _records(results: Sequence[dict[str, Any]]) -> list[TrialRecord]:
     for record in records:
         kept = record.outcome.kind is OutcomeKind.COMPLETED
         if not kept and record.outcome.error_kind != "unsteady":
-            raise LfRayError(f"While benchmarking: {record.request.id} {record.outcome.reason}")
+            got = f"{record.request.id}: {record.outcome.kind}, {record.outcome.reason}"
+            raise _lost("every trial is completed", got)
     return records
+
+
+def _lost(rule: str, got: str) -> LfRayError:
+    change = "Try the same settings in a sweep, whose report says more, or give smaller ones."
+    return LfRayError(four_parts("comparing seconds between trials", rule, got, change))
 
 
 def _ordered(spans: Sequence[Span]) -> tuple[Span, ...]:

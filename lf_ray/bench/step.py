@@ -130,6 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows += found
     sys.stdout.write("\n".join(words(rows)) + "\n")
     said = {"bench": "step", **asdict(bench), **to_plain(rows), "rows": rows}
+    # Of these `bench` has the last value alone; rows carry their own.
+    said |= {"image_px": sizes_px, "num_ranks": counts, "algo": options.algo}
     sys.stdout.write(json_line(said))
     return 0
 

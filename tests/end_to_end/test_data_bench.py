@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,8 +10,8 @@ from lf_ray.bench.data import main
 from lf_ray.data.sample_set import SampleSetShape, render_sample_set
 
 
-def last_line(output: str) -> dict[str, float]:
-    value: dict[str, float] = json.loads(output.splitlines()[-1])
+def last_line(output: str) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(output.splitlines()[-1])
     return value
 
 
@@ -23,6 +24,8 @@ def test_the_last_line_is_json_with_both_ratios(
     assert main([str(root), *options]) == 0
     numbers = last_line(capsys.readouterr().out)
     assert numbers["ratio_warm"] > 0
+    # One turn, one worker count: nothing that the ratio could scatter by.
+    assert numbers["ratio_warm_span"] == [numbers["ratio_warm"]] * 2
     assert numbers["ratio_cold"] > 0
     assert numbers["warm_samples_s_core"] > 0
 
