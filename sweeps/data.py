@@ -16,11 +16,12 @@ from lf_ray.search.command import run_sweep
 from lf_ray.search.space import Literal
 from lf_ray.trial.feeding.launch import FEEDING_LAUNCH
 
+CORES = len(os.sched_getaffinity(0))
 SPACE: Literal = {
-    "data.workers": [n for n in (0, 1, 2, 3, 4, 6, 8, 12, 16) if n <= (os.cpu_count() or 1)],
+    "data.workers": [n for n in (0, 1, 2, 3, 4, 6, 8, 12, 16) if n <= CORES],
     "data.prefetch": [1, 2, 4, 8],
     "data.cache": [False, True],
-    "data.decode_threads": [n for n in (1, 2, 4) if n <= (os.cpu_count() or 1)],
+    "data.decode_threads": [n for n in (1, 2, 4) if n <= CORES],
 }
 PLACE = {"cluster": "cpu", "cluster.workers": "1"}
 
