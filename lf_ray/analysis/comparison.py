@@ -11,7 +11,7 @@ import numpy as np
 
 from lf_ray.analysis.answer import Answer, answer_of, device, is_trial, num_ranks
 from lf_ray.analysis.frontier import frontier
-from lf_ray.analysis.gain import GIB, economics
+from lf_ray.analysis.gain import GIB, economics, gain_over
 from lf_ray.analysis.points import Point, eligible
 from lf_ray.analysis.report.found import config_text, found_config
 from lf_ray.errors import RecordError, four_parts
@@ -158,20 +158,26 @@ def driver_rows(answer: Answer) -> list[Row]:
     """Returns how much each knob drives throughput, strongest first.
 
     `swing` is what the knob alone is worth at the best point: fastest over slowest value of its
-    slice. `share` is what only this knob explains of the spread of all measured points, in a model
-    in which knobs add up (of the logarithm, so as factors).
+    slice, with its 95 % interval. `share` is what only this knob explains of the spread of all
+    measured points, in a model in which knobs add up (of the logarithm, so as factors).
     """
     points = [point for point in answer.gathered.points if point.throughput is not None]
+    by_id = {point.id: point for point in points}
     shares = _unique_shares(points, list(answer.history.header.space))
     rows = []
     for along in answer.slices:
-        values = [
-            float(np.mean([visit.throughput.value for visit in reading.visits]))
-            for reading in along.readings
-            if reading.usable
-        ]
-        swing = max(values) / min(values) - 1 if len(values) > 1 else None
-        rows.append({"knob": along.knob, "swing": swing, "share": shares.get(along.knob)})
+        usable = [by_id[str(item.point_id)] for item in along.readings if item.usable]
+        rates = sorted((_rate(point), point.id) for point in usable)
+        swing = gain_over(by_id[rates[0][1]], by_id[rates[-1][1]]) if len(rates) > 1 else None
+        rows.append(
+            {
+                "knob": along.knob,
+                "swing": swing.value - 1 if swing else None,
+                "swing lo": swing.lo - 1 if swing else None,
+                "swing hi": swing.hi - 1 if swing else None,
+                "share": shares.get(along.knob),
+            }
+        )
     return sorted(rows, key=lambda row: -float(row["swing"] or 0.0))
 
 

@@ -152,20 +152,21 @@ def _reading(value: KnobValue, found: Sequence[Point]) -> Reading:
     if not found:
         return Reading(value=value, point_id=None, visits=(), usable=False)
     visits = tuple(visit for point in found for visit in point.visits)
+    own = next((point for point in found if point.visits), found[0])
     failed_gate = any(point.gate_failed for point in found)
     note = ""
     if failed_gate:
         note = "its numbers differ from the reference's"
-    elif not visits and found[0].outcome.kind is not OutcomeKind.COMPLETED:
-        note = f"it is {found[0].outcome.kind} ({found[0].outcome.reason})"
+    elif not visits and own.outcome.kind is not OutcomeKind.COMPLETED:
+        note = f"it is {own.outcome.kind} ({own.outcome.reason})"
     usable = bool(visits) and not failed_gate
     return Reading(
         value=value,
-        point_id=found[0].id,
+        point_id=own.id,
         visits=visits,
         usable=usable,
         note=note,
-        sent_mib=_sent_mib(found[0]),
+        sent_mib=_sent_mib(own),
     )
 
 
