@@ -17,7 +17,7 @@ def new_folder(parent: Path, clock: Clock) -> Path:
         RecordError: a hundred were made in this second.
     """
     stamp = datetime.fromtimestamp(clock.wall_s(), UTC).strftime("%Y%m%d-%H%M%S")
-    for suffix in ("", *(f"-{number}" for number in range(2, _MOST_A_SECOND))):
+    for suffix in ("", *(f"-{number}" for number in range(2, _MOST_A_SECOND + 1))):
         folder = parent / f"{stamp}{suffix}"
         try:
             folder.mkdir(parents=True)
