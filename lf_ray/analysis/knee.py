@@ -134,7 +134,8 @@ def elbow_of(along: Slice) -> KnobValue | None:
             curve="concave",
             direction="increasing",
         ).knee
-    return None if found is None else usable[int(found)][0]
+    # It answers with the first value where the curve does not rise at all.
+    return usable[int(found)][0] if found else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lf_ray.data", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="command", required=True)
-    check = commands.add_parser("check", help="say whether data sets can be trained on")
+    check = commands.add_parser(
+        "check",
+        help="say whether data sets can be trained on",
+        epilog="example: python -m lf_ray.data check my_so100 --embodiment new_embodiment",
+    )
     check.add_argument("path", nargs="+", help="folder of a LeRobot data set")
     check.add_argument("--write-modality", action="store_true", help="draft meta/modality.json")
     check.add_argument("--modality", help="modality.json to use, or to write the draft to")

@@ -48,7 +48,9 @@ def _parser() -> argparse.ArgumentParser:
         "--uri sqlite:///mlflow.db",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    rebuild = commands.add_parser("rebuild", help="send a sweep's journal to MLflow")
+    rebuild = commands.add_parser(
+        "rebuild", help="send a sweep's journal to MLflow", epilog=parser.epilog
+    )
     rebuild.add_argument("journal", type=Path, help="journal.jsonl of a result folder")
     rebuild.add_argument("--uri", help="tracking URI; the sweep's own when left out")
     return parser

@@ -364,13 +364,20 @@ def _next_command(opened: Opened, answer: Answer) -> str:
     return f"python -m lf_ray.train --config {opened.folder / 'best.yaml'}"
 
 
+_EXAMPLE = "model=nano sweep.trials=12 sweep.seed=1"
+_EXAMPLES = {
+    "baseline": "model=nano measure=standard overlap.bucket_size_mb=50",
+    "data": "data.path=DIR data.embodiment=TAG",
+}
+
+
 def _print_help(name: str, about: str) -> None:
     parser = argparse.ArgumentParser(
         prog=f"python sweeps/{name}.py",
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=(
-            f"example: python sweeps/{name}.py model=nano sweep.trials=12 sweep.seed=1\n"
+            f"example: python sweeps/{name}.py {_EXAMPLES.get(name, _EXAMPLE)}\n"
             "Overrides are group=option and key=value; README lists them, "
             "lf_ray/settings.py describes each."
         ),

@@ -182,9 +182,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    keys = commands.add_parser("keys", help="print name, shape, dtype and trainable of every key")
+    keys = commands.add_parser(
+        "keys",
+        help="print name, shape, dtype and trainable of every key",
+        epilog="example: python -m models.groot_n1_6.weights keys 3b",
+    )
     keys.add_argument("size", nargs="?", default="3b", choices=SIZES)
-    check = commands.add_parser("check", help="say whether a checkpoint is loadable")
+    check = commands.add_parser(
+        "check",
+        help="say whether a checkpoint is loadable",
+        epilog="example: python -m models.groot_n1_6.weights check GR00T-N1.6-3B data.path=DIR",
+    )
     check.add_argument("path", type=Path)
     check.add_argument(
         "settings", nargs="*", help="data.path=DIR and what goes with it: run one batch, too"

@@ -25,6 +25,10 @@ COMMANDS = [
     ),
     *(["python", "-m", "lf_ray.bench", name] for name in BENCHES),
     ["python", "-m", "models.groot_n1_6.weights"],
+    ["python", "-m", "lf_ray.data", "check"],
+    ["python", "-m", "lf_ray.record", "rebuild"],
+    ["python", "-m", "models.groot_n1_6.weights", "keys"],
+    ["python", "-m", "models.groot_n1_6.weights", "check"],
 ]
 MACHINE = Machine(
     gpus=("NVIDIA H200",) * 8, num_cores=128, memory_bytes=2**40, shm_bytes=2**36, driver="580"

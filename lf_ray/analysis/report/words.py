@@ -231,7 +231,9 @@ def _cost_words(answer: Answer) -> list[str]:
     if answer.verdict is not Verdict.NO_BASELINE and worth_it(answer):
         said.append(worth_it(answer))
     drift = answer.gathered.drift
-    if drift is not None and drift.found:
+    if drift is not None and drift.starts_frac:
+        said.append(f"{drift.reason}; that is taken out where the baseline was seen in them.")
+    elif drift is not None and drift.found:
         said.append(f"The machine drifted: {drift.reason}; that is taken out of all numbers.")
     return said
 

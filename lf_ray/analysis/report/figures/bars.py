@@ -11,12 +11,17 @@ from lf_ray.analysis.points import Point
 from lf_ray.analysis.report.figures.canvas import BASE, BEST, INK, KNEE, MUTED, draw_svg
 from lf_ray.analysis.report.figures.step_picture import in_step_order, step_boxes
 
+_LETTER_FRAC = 0.0155
+"""Width of a letter inside a box, as a share of the longest step."""
+
 
 def step_figure(answer: Answer) -> str:
     """Returns one mean step on its two lanes, baseline above best."""
     shown = _compared(answer, lambda point: bool(point.phases_s))
     if not shown:
         return ""
+
+    longest_s = max(sum(point.phases_s.values()) for _, point, _ in shown)
 
     def draw(figure: Any) -> None:
         panels = figure.subplots(len(shown), 1, squeeze=False, sharex=True)[:, 0]
@@ -32,7 +37,7 @@ def step_figure(answer: Answer) -> str:
                     edgecolor="white",
                     lw=0.6,
                 )
-                if lane and box.length_s > 0.07 * sum(point.phases_s.values()):
+                if lane and box.length_s > _LETTER_FRAC * len(box.name) * longest_s:
                     middle = (box.start_s + box.length_s / 2) * 1e3
                     axes.text(
                         middle,
