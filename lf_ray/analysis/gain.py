@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from lf_ray.analysis.knee import Knee, KneeStatus
 from lf_ray.analysis.points import Point
 from lf_ray.analysis.slices import Reading, Slice, in_words
-from lf_ray.measure.interval import ratio
-from lf_ray.protocol import Interval
+from lf_ray.measure.interval import ratio, widened
+from lf_ray.protocol import ChangeCost, Interval, change_cost
 
 GIB = 2**30
 _WORTH_SAYING_FRAC = 0.01
@@ -24,7 +24,26 @@ def gain_over(baseline: Point, best: Point) -> Interval:
         num_visits = baseline.throughput.num_visits
         steps = baseline.throughput.num_steps
         return Interval(value=1.0, lo=1.0, hi=1.0, num_steps=steps, num_visits=num_visits)
-    return ratio(best.throughput, baseline.throughput)
+    return ratio(*compared(best, baseline))
+
+
+def compared(point: Point, other: Point) -> tuple[Interval, Interval]:
+    """Returns the throughputs of two measured points as they may be compared.
+
+    Where both run in the same workers, these are their own: what the workers do to both cancels,
+    and each start of them is held against a baseline visit in it (`lf_ray.measure.drift`). Where
+    they need other workers nothing can cancel: no start can hold both, and a reference with the
+    other's workers would take out the very effect that is asked for. So each carries what its
+    visits share with their starts.
+    """
+    assert point.throughput is not None
+    assert other.throughput is not None
+    if change_cost(point.knobs, other.knobs) is not ChangeCost.RESTART:
+        return point.throughput, other.throughput
+    return (
+        widened(point.throughput, point.start_frac),
+        widened(other.throughput, other.start_frac),
+    )
 
 
 def break_even_steps(baseline: Point, best: Point, tuning_s: float) -> float | None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from lf_ray.measure.drift import Drift, drift_of
-from lf_ray.measure.interval import Between, between_visits, pooled, throughput
+from lf_ray.measure.interval import Between, between_visits, pooled, start_part, throughput
+from lf_ray.measure.starts import starts_of
 from lf_ray.protocol import (
     GateResult,
     Interval,
@@ -62,6 +63,8 @@ class Point:
         gate: the worst verdict over the visits; None where none was gated.
         outcome_counts: how its requests ended, by kind.
         metrics: means over visits, likewise phases_s and memory_bytes.
+        start_frac: error that its visits share because they share starts of the workers; it
+            counts against points that need other workers alone, and is not in the intervals.
     """
 
     id: str
@@ -79,6 +82,7 @@ class Point:
     memory_bytes: Mapping[str, float]
     metrics: Mapping[str, float]
     records: tuple[TrialRecord, ...]
+    start_frac: float = 0.0
 
     @property
     def gate_failed(self) -> bool:
@@ -143,11 +147,14 @@ class Gatherer:
 
     def gather(self, records: Iterable[TrialRecord]) -> Gathered:
         """Returns the points in the order of their first record, corrected for drift and pooled."""
+        records = list(records)
+        numbers, borders_s = starts_of(records)
+        start_of = {id(record): number for record, number in zip(records, numbers)}
         grouped: dict[str, list[TrialRecord]] = {}
         for record in records:
             grouped.setdefault(record.point_id, []).append(record)
         settled = {name: [r for r in group if _settled(r)] for name, group in grouped.items()}
-        drift = _drift(settled.values())
+        drift = _drift(settled.values(), borders_s)
         moved = drift if drift and drift.found else None
         steps = {name: [_step_s(r, moved) for r in group] for name, group in settled.items()}
         between = between_visits(list(steps.values()))
@@ -158,7 +165,10 @@ class Gatherer:
             known = self._points.get(name)
             if known is None or known[0] != key:
                 visits = tuple(self._visit(record, moved) for record in settled[name])
-                known = self._points[name] = (key, _point(name, group, visits, between))
+                num_starts = len({start_of[id(record)] for record in settled[name]})
+                between_starts = moved.starts_frac if moved else 0.0
+                point = _point(name, group, visits, between, (num_starts, between_starts))
+                known = self._points[name] = (key, point)
             points.append(known[1])
         return Gathered(tuple(points), between, drift)
 
@@ -232,7 +242,7 @@ def _at_s(record: TrialRecord) -> float:
     return record.clock_s.get("first_step", 0.0)
 
 
-def _drift(groups: Iterable[Sequence[TrialRecord]]) -> Drift | None:
+def _drift(groups: Iterable[Sequence[TrialRecord]], borders_s: Sequence[float]) -> Drift | None:
     visits = [
         (_at_s(record), record.step_s)
         for group in groups
@@ -240,7 +250,7 @@ def _drift(groups: Iterable[Sequence[TrialRecord]]) -> Drift | None:
         for record in group
         if record.step_s is not None and _at_s(record) > 0
     ]
-    return drift_of(visits) if visits else None
+    return drift_of(visits, borders_s=borders_s) if visits else None
 
 
 def _step_s(record: TrialRecord, drift: Drift | None) -> Interval:
@@ -273,7 +283,11 @@ def _batch_throughputs(record: TrialRecord) -> list[float]:
 
 
 def _point(
-    name: str, group: Sequence[TrialRecord], visits: tuple[Visit, ...], between: Between
+    name: str,
+    group: Sequence[TrialRecord],
+    visits: tuple[Visit, ...],
+    between: Between,
+    starts: tuple[int, float],
 ) -> Point:
     own = next((r for r in group if r.request.id == name), group[0])
     settled = [r for r in group if _settled(r)]
@@ -295,6 +309,7 @@ def _point(
         memory_bytes=_means([r.memory_bytes for r in settled or group]),
         metrics=_means([r.metrics for r in settled]),
         records=tuple(group),
+        start_frac=start_part(between, starts[0], len(visits), starts[1]) if visits else 0.0,
     )
 
 

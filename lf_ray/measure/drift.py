@@ -1,6 +1,7 @@
 """Whether the machine itself became faster or slower during a sweep, from re-visited baselines."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ _FEW_VISITS = 3
 _LARGE_FRAC = 0.08
 _MIN_SMOOTH_SCORE = 1.65
 _MIN_JUMP_SCATTERS = 12.0
+_MIN_REPEATS = 2
+_ASSUMED_DF = 2
+"""Repeats that the assumed scatter within a start of the workers counts for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,10 @@ class Drift:
         range_frac: how far the slowest baseline visit lies above the fastest, drift or not.
         found: the visits differ by more than their intervals allow, and do so with time.
         reason: one line, in words.
+        borders_s: dates at which the workers were started anew: what lies between two of them is
+            compared with the baselines there, as long as there is one.
+        starts_frac: standard deviation between starts; 0 where none was found. Then the factors
+            are levels of starts, and a start without a baseline is taken at the mean.
     """
 
     at_s: tuple[float, ...]
@@ -39,6 +47,8 @@ class Drift:
     range_frac: float
     found: bool
     reason: str
+    borders_s: tuple[float, ...] = ()
+    starts_frac: float = 0.0
 
     @property
     def flagged(self) -> bool:
@@ -46,15 +56,24 @@ class Drift:
         return self.range_frac > FLAG_FRAC
 
     def factor(self, at_s: float) -> float:
-        """Returns step time then over the mean, between visits by straight lines."""
-        return float(np.interp(at_s, self.at_s, self.factors))
+        """Returns step time then over the mean, between visits of a start by straight lines."""
+        return self._read(at_s, self.factors, 1.0)
+
+    def _read(self, at_s: float, values: Sequence[float], unseen: float) -> float:
+        start = bisect_right(self.borders_s, at_s)
+        places = range(len(self.at_s))
+        own = [i for i in places if bisect_right(self.borders_s, self.at_s[i]) == start]
+        if not own and self.starts_frac:
+            return unseen
+        own = own or list(places)
+        return float(np.interp(at_s, [self.at_s[i] for i in own], [values[i] for i in own]))
 
     def corrected(self, step_s: Interval, at_s: float) -> Interval:
         """Returns a visit's step time as it would have been at the sweep's mean speed."""
         if not self.found:
             return step_s
         factor = self.factor(at_s)
-        reach = Z_95 * float(np.interp(at_s, self.at_s, self.errors_frac)) * step_s.value
+        reach = Z_95 * self._read(at_s, self.errors_frac, 0.0) * step_s.value
         return Interval(
             value=step_s.value / factor,
             lo=(step_s.value - math.hypot(step_s.value - step_s.lo, reach)) / factor,
@@ -65,18 +84,22 @@ class Drift:
 
 
 def drift_of(
-    baselines: Sequence[tuple[float, Interval]], between: Between = ASSUMED_BETWEEN
+    baselines: Sequence[tuple[float, Interval]],
+    between: Between = ASSUMED_BETWEEN,
+    borders_s: Sequence[float] = (),
 ) -> Drift:
     """Returns the drift that re-visited baselines show.
 
     Visits that differ need not mean drift: eager baselines scatter by per cents from visit to
     visit. Drift is what later visits share with earlier ones, so it is called only where
-    neighbours in time are clearly more alike than visits at large.
+    neighbours in time are clearly more alike than visits at large. Likewise with starts of the
+    workers: they differ where visits of one are clearly more alike than visits of all.
 
     Args:
         baselines: date and single-visit step time of each baseline visit, at least one.
         between: the least that visits differ by without drift. When estimated from these same
             baselines it holds the drift already; then pass the assumed one.
+        borders_s: dates at which the workers were started anew, rising.
     """
     ordered = sorted(baselines, key=lambda item: item[0])
     at_s = tuple(date for date, _ in ordered)
@@ -89,6 +112,9 @@ def drift_of(
     range_frac = float(values.max() / values.min() - 1)
     if len(ordered) < 2:
         return _still(at_s, range_frac, "one baseline visit: drift can't be seen")
+    levels = _levels(at_s, deviations, errors, tuple(borders_s), range_frac)
+    if levels is not None:
+        return levels
     score = float((deviations**2 * weights).sum())
     if _normal_score(score, len(ordered) - 1) < _MIN_SCORE:
         return _still(at_s, range_frac, "no drift seen")
@@ -103,6 +129,44 @@ def drift_of(
         range_frac,
         True,
         f"the baseline's step moved by {range_frac:.1%} over {len(ordered)} visits",
+        tuple(borders_s),
+    )
+
+
+def _levels(
+    at_s: tuple[float, ...],
+    deviations: NDArray[np.float64],
+    errors: NDArray[np.float64],
+    borders_s: tuple[float, ...],
+    range_frac: float,
+) -> Drift | None:
+    """Returns the level of each start, None where starts don't differ beyond chance.
+
+    An analysis of variance: the scatter within starts comes from the visits themselves, because
+    an eager baseline scatters more than is assumed, and a little from what is assumed.
+    """
+    starts = np.searchsorted(borders_s, at_s, side="right")
+    names, places, counts = np.unique(starts, return_inverse=True, return_counts=True)
+    repeats = deviations.size - names.size
+    if names.size < 2 or repeats < _MIN_REPEATS:
+        return None
+    means = np.bincount(places, deviations) / counts
+    rest = deviations - means[places]
+    df = repeats + _ASSUMED_DF
+    variance = float(rest @ rest + _ASSUMED_DF * (errors**2).mean()) / df
+    center = float(deviations.mean())
+    apart = float(counts @ (means - center) ** 2) / (names.size - 1)
+    if _normal_score_f(apart / variance, names.size - 1, df) < _MIN_SCORE:
+        return None
+    return Drift(
+        at_s,
+        tuple(float(level) for level in 1 + means[places]),
+        tuple(float(error) for error in np.sqrt(variance / counts)[places]),
+        range_frac,
+        True,
+        f"{names.size} starts of the workers differ by {np.ptp(means):.1%} at the baseline",
+        borders_s,
+        float(means.std(ddof=1)),
     )
 
 
@@ -134,3 +198,10 @@ def _normal_score(chi_square: float, df: int) -> float:
     """Returns the normal deviate of a chi-square value (Wilson-Hilferty)."""
     scale = 2 / (9 * df)
     return float(((chi_square / df) ** (1 / 3) - (1 - scale)) / math.sqrt(scale))
+
+
+def _normal_score_f(ratio: float, above: int, below: int) -> float:
+    """Returns the normal deviate of a ratio of two mean squares (Paulson)."""
+    scale, other = 2 / (9 * above), 2 / (9 * below)
+    root = math.cbrt(ratio)
+    return ((1 - other) * root - (1 - scale)) / math.sqrt(other * root**2 + scale)

@@ -189,6 +189,34 @@ def pooled(visits: Sequence[Interval], between: Between | float = ASSUMED_BETWEE
     )
 
 
+def widened(interval: Interval, frac: float) -> Interval:
+    """Returns the interval with one more independent error, a standard deviation as a share."""
+    reach = Z_95 * frac * interval.value
+    return Interval(
+        value=interval.value,
+        lo=interval.value - math.hypot(interval.value - interval.lo, reach),
+        hi=interval.value + math.hypot(interval.hi - interval.value, reach),
+        num_steps=interval.num_steps,
+        num_visits=interval.num_visits,
+    )
+
+
+def start_part(
+    between: Between, num_starts: int, num_visits: int, starts_frac: float = 0.0
+) -> float:
+    """Returns what `pooled` leaves out where visits share starts of the workers, as a share.
+
+    It takes visits as independent. Against a point of the same workers that is right, because what
+    they share cancels; against one of other workers there are only as many readings as starts.
+
+    `starts_frac` is a standard deviation between starts that was taken out of the readings before,
+    so that `between` holds nothing of it.
+    """
+    frac = max(between.frac, ASSUMED_BETWEEN_FRAC)
+    shared = frac**2 * max(0.0, 1 / num_starts - 1 / num_visits)
+    return math.sqrt(shared + starts_frac**2 / num_starts)
+
+
 def ratio(numerator: Interval, denominator: Interval) -> Interval:
     """Returns the interval of the ratio of two pooled numbers.
 

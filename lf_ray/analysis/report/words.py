@@ -198,14 +198,16 @@ def _winner_words(answer: Answer) -> list[str]:
 def _joint_words(answer: Answer) -> list[str]:
     if answer.verdict is not Verdict.IMPROVED or answer.winner is None or answer.batch:
         return []
+    last = "the last stage's knees, on the winners before it"
+    where = last if len(answer.stages) > 1 else "all knees together"
     if answer.knee_knobs == answer.winner.knobs:
-        return ["All knees together are the best point itself."]
+        return [f"The point at {where} is the best point itself."]
     point = answer.knee_point
     if point is None or point.throughput is None:
-        return ["The point at all knees together was not measured."]
+        return [f"The point at {where} was not measured."]
     share = gain_over(answer.winner, point)
     return [
-        f"At all knees together ({knobs_in_words(answer, point.knobs)}): "
+        f"At {where} ({knobs_in_words(answer, point.knobs)}): "
         f"{rate_in_words(point.throughput)}, {_signed(share.value)} against the best "
         f"(95 %: {_signed(share.lo)} to {_signed(share.hi)})."
     ]

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from lf_ray.analysis.points import Point
 from lf_ray.protocol import ChangeCost, Purpose, change_cost
 from lf_ray.search.plan.decisions import Decision, Line, Rules, Wait
-from lf_ray.search.plan.searching import baseline_due
+from lf_ray.search.plan.searching import baseline_visit
 from lf_ray.search.plan.state import SweepState
 from lf_ray.search.plan.visits import certainly_below, given_up, revisit, throughput
 
@@ -22,10 +22,7 @@ def remeasure_decision(state: SweepState, rules: Rules) -> Decision:
     """Returns the next visit of a near-tie, or the line that starts the slices."""
     if state.in_flight:
         return Wait("near-ties are visited one after the other, so that they can be compared")
-    due = baseline_due(state, rules)
-    if due:
-        return revisit(state, rules, due, "the baseline again, to see drift", coarse=True)
-    again = tie_visit(state, rules)
+    again = baseline_visit(state, rules) or tie_visit(state, rules)
     if again is not None:
         return again
     best = near_ties(state, rules)[0]

@@ -17,7 +17,16 @@ from lf_ray.protocol import (
     change_cost,
 )
 from lf_ray.search.plan.audit import says_nothing
-from lf_ray.search.plan.decisions import Decision, Line, Proposer, Rules, Stop, Told, Wait
+from lf_ray.search.plan.decisions import (
+    Decision,
+    Line,
+    Proposer,
+    Request,
+    Rules,
+    Stop,
+    Told,
+    Wait,
+)
 from lf_ray.search.plan.state import SweepState
 from lf_ray.search.plan.visits import (
     due_for_retry,
@@ -151,13 +160,37 @@ def _num_varied(space: Space) -> int:
     return sum(len(values) > 1 and space.may_act(knob) for knob, values in space.choices.items())
 
 
-def baseline_due(state: SweepState, rules: Rules) -> str | None:
-    """Returns the baseline's id when it is time to look whether the machine has drifted."""
+def baseline_visit(state: SweepState, rules: Rules) -> Request | None:
+    """Returns a visit of the baseline where it is time for one, None where it is not.
+
+    Time to look whether the machine has drifted; or, in a sweep whose knobs start workers anew,
+    whether new ones are as fast as those before. Never where it would start them itself.
+    """
     baseline = state.baseline_id
-    if baseline is None or state.visits_since_baseline < rules.baseline_every:
+    if baseline is None or given_up(state, baseline):
         return None
-    cost = change_cost(state.last_knobs, state.requests[baseline].knobs)
-    return None if cost is ChangeCost.RESTART or given_up(state, baseline) else baseline
+    if change_cost(state.last_knobs, state.requests[baseline].knobs) is ChangeCost.RESTART:
+        return None
+    if _other_workers(state, rules):
+        reason = "the baseline again: these workers are others than those it was seen in last"
+    elif state.visits_since_baseline >= rules.baseline_every:
+        reason = "the baseline again, to see drift"
+    else:
+        return None
+    return revisit(state, rules, baseline, reason, coarse=True)
+
+
+def _other_workers(state: SweepState, rules: Rules) -> bool:
+    """Returns whether the workers have been replaced since the baseline was seen in them.
+
+    With several groups nobody knows which one the next request meets.
+    """
+    if state.hurried or rules.num_groups > 1 or state.start == state.baseline_start:
+        return False
+    return any(
+        change_cost({knob: 0}, {knob: 1}) is ChangeCost.RESTART and len(values) > 1
+        for knob, values in state.space.choices.items()
+    )
 
 
 def _next_suggestion(state: SweepState, rules: Rules) -> Decision:
@@ -166,9 +199,9 @@ def _next_suggestion(state: SweepState, rules: Rules) -> Decision:
     if known:
         same_as, reason = known
         return Line("dead", {"knobs": knobs, "same_as": same_as, "reason": reason}, reason)
-    again = baseline_due(state, rules)
-    if again:
-        return revisit(state, rules, again, "the baseline again, to see drift", coarse=True)
+    again = baseline_visit(state, rules)
+    if again is not None:
+        return again
     cost = change_cost(state.last_knobs, knobs)
     return trial(state, rules, knobs, f"round {state.num_rounds - 1}, change: {cost}")
 

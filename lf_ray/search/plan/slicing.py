@@ -17,7 +17,7 @@ from lf_ray.protocol import ChangeCost, Knobs, KnobValue, Purpose, change_cost
 from lf_ray.search.ladder import coarse
 from lf_ray.search.plan.decisions import Decision, Line, Rules, Wait
 from lf_ray.search.plan.remeasure import tie_visit, winner_visit
-from lf_ray.search.plan.searching import baseline_due
+from lf_ray.search.plan.searching import baseline_visit
 from lf_ray.search.plan.state import SweepState
 from lf_ray.search.plan.visits import certainly_below, given_up, revisit, slice_visit, throughput
 
@@ -33,15 +33,13 @@ def slices_decision(state: SweepState, rules: Rules) -> Decision:
     if len(state.in_flight) >= rules.num_groups:
         return Wait("every group is busy")
     anchor = state.points[str(state.anchor)]
-    again = baseline_due(state, rules)
+    again = baseline_visit(state, rules)
     for knob in slice_order(state, anchor):
         step = _slice_step(state, rules, anchor, knob)
         if step is None and not state.in_flight:
             step = _moved_line(state, anchor)
         if step is not None:
-            if again and not isinstance(step, Line):
-                return revisit(state, rules, again, "the baseline again, to see drift", coarse=True)
-            return step
+            return again if again is not None and not isinstance(step, Line) else step
     if state.in_flight:
         return Wait("the last visits of the slices are under way")
     return _joint_step(state, rules, anchor) or _end(state, rules, anchor)

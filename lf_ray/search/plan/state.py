@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from lf_ray.analysis.knee import Knee
 from lf_ray.analysis.points import Gathered, Gatherer, Point, best_of, eligible
 from lf_ray.measure.interval import Between
+from lf_ray.measure.starts import Starts
 from lf_ray.protocol import (
     GradientTensor,
     Knobs,
@@ -57,6 +58,8 @@ class SweepState:
         knees: what slices said, by anchor, knob and how much was known.
         misfits: points found infeasible; fitting: those that completed.
         streak: kind of the latest failures in a row, and how many.
+        start: of the workers, from which the latest record came, from 1; baseline_start: in which
+            the baseline was visited last.
     """
 
     space: Space
@@ -83,6 +86,8 @@ class SweepState:
     last_knobs: Knobs | None = None
     baseline_id: str | None = None
     visits_since_baseline: int = 0
+    start: int = 0
+    baseline_start: int = 0
     ended: tuple[str, int] | None = None
     hurried: bool = False
     active_s: float = 0.0
@@ -93,6 +98,7 @@ class SweepState:
     def __post_init__(self) -> None:
         self._by_key: dict[str, str] = {}
         self._by_effect: dict[str, str] = {}
+        self._starts = Starts()
         self._gathered: Gathered | None = None
         self._credible: list[Misfit] = []
         self._dominating: dict[tuple[object, ...], tuple[str, str] | None] = {}
@@ -154,6 +160,9 @@ class SweepState:
         group.append(record)
         self.in_order.append(record)
         self._gathered = None
+        self.start = self._starts.number(record)
+        if record.point_id == self.baseline_id:
+            self.baseline_start = self.start
         self.num_records += 1
         if len(self.records) == 1 and len(group) == 1:
             self.opened_s = self.active_s

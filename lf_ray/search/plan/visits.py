@@ -2,6 +2,7 @@
 
 import math
 
+from lf_ray.analysis.gain import compared
 from lf_ray.analysis.points import Point
 from lf_ray.protocol import Budget, Interval, Knobs, OutcomeKind, Purpose, TrialRequest
 from lf_ray.search.plan.audit import says_nothing
@@ -101,7 +102,7 @@ def throughput(point: Point) -> Interval:
 
 def certainly_below(point: Point, other: Point, share: float = 1.0) -> bool:
     """Returns whether a point is slower than `share` of another one beyond what noise explains."""
-    mine, theirs = throughput(point), throughput(other)
+    mine, theirs = compared(point, other)
     reach = math.hypot(mine.hi - mine.value, (theirs.value - theirs.lo) * share)
     return mine.value + reach < theirs.value * share
 
