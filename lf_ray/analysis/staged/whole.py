@@ -27,7 +27,7 @@ from lf_ray.analysis.staged.stages import (
     together_of,
 )
 from lf_ray.measure.drift import Drift
-from lf_ray.protocol import Knobs, KnobValue
+from lf_ray.protocol import KnobValue
 from lf_ray.record.history import SweepHistory
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ def _joint(
             winner = replace(winner, knobs=with_rule(winner.knobs, base.knobs, rule))
         convergence = convergence_of(winner.knobs, base.knobs, runs, why_none=note)
     improved = bool(gain and gain.lo > 1)
+    knee_knobs, knee_point = _knee(stages, winner if improved else None, history)
     outcomes = {kind: sum(answer.outcomes[kind] for answer in answers) for kind in first.outcomes}
     return replace(
         blank,
@@ -139,8 +140,8 @@ def _joint(
         winner=winner if improved else base,
         knees=tuple(knee for answer in answers for knee in answer.knees),
         slices=tuple(along for answer in answers for along in answer.slices),
-        knee_knobs=_knee_knobs(stages, winner.knobs if improved and winner else None, history),
-        knee_point=None,
+        knee_knobs=knee_knobs,
+        knee_point=knee_point,
         gain=gain,
         break_even_steps=(
             break_even_steps(base, winner, blank.seconds.total)
@@ -167,17 +168,24 @@ def _exit_code(base: Point | None, answers: Sequence[Answer], blank: Answer) -> 
     return 1 if base is None else min(answer.exit_code for answer in answers)
 
 
-def _knee_knobs(
-    stages: tuple[StageAnswer, ...], best: Knobs | None, history: SweepHistory
-) -> dict[str, KnobValue]:
-    """Returns best's knobs with every knob at what its own stage advises."""
+def _knee(
+    stages: tuple[StageAnswer, ...], best: Point | None, history: SweepHistory
+) -> tuple[dict[str, KnobValue], Point | None]:
+    """Returns every knob at its knee as far as knees hold at the best point, and that point.
+
+    Those do that were walked from the best point itself: of the stage that ended there. An earlier
+    stage's were read while later knobs were as at the start, and may be worth nothing beside them.
+    """
     if best is None:
-        return dict(history.header.baseline_knobs)
-    knobs = dict(best)
-    for stage in stages:
-        if stage.answer is not None and stage.changed:
-            knobs |= {knee.knob: knee.advised for knee in stage.answer.knees}
-    return knobs
+        return dict(history.header.baseline_knobs), None
+    rule = {name: value for name, value in best.knobs.items() if name == "batch.lr_rule"}
+    for stage in reversed(stages):
+        own = stage.answer
+        if own is None or own.winner is None or not stage.changed:
+            continue
+        if {**own.winner.knobs, **rule} == dict(best.knobs):
+            return {**own.knee_knobs, **rule}, own.knee_point
+    return dict(best.knobs), best
 
 
 def _drift(together: Together | None, last: Answer) -> Drift | None:

@@ -162,6 +162,28 @@ def test_gains_that_win_the_same_part_are_seen_to_be_less_than_their_product() -
     assert together.found.product.value == pytest.approx(1.3 * 1.25, rel=0.01)
 
 
+def test_a_knee_that_later_knobs_lean_on_is_not_taken() -> None:
+    def rate(knobs: Knobs) -> float:
+        scope = {"off": 100.0, "step": 129.5, "step+optimizer": 130.0}[str(knobs["graph.scope"])]
+        whole = scope == 130.0 and knobs["pipeline.prefix"] == "on"
+        return scope * (1.2 if whole else 1.0)
+
+    scopes = ["off", "step", "step+optimizer"]
+    searches: Stages = {
+        "graph": {"graph.scope": scopes},
+        "overlap": {"overlap.ratio": [0.0, 0.5, 1.0], "pipeline.prefix": ["off", "on"]},
+    }
+    sweep = staged(searches, rate)
+    sweep.run()
+    answer = sweep.answer
+    assert answer.winner is not None
+    best = answer.winner.knobs
+    assert (best["graph.scope"], best["pipeline.prefix"]) == ("step+optimizer", "on")
+    knees = {knee.knob: knee.value for knee in answer.knees}
+    assert knees["graph.scope"] == "step"  # where its stage stood
+    assert rate(answer.knee_knobs) > 0.98 * rate(best)
+
+
 def test_stages_that_win_nothing_do_not_call_the_baseline_their_rival() -> None:
     sweep = staged({"graph": JOINT["graph"], "overlap": JOINT["overlap"]}, lambda _: 100.0)
     sweep.run()
