@@ -198,7 +198,7 @@ def _winner_words(answer: Answer) -> list[str]:
 def _joint_words(answer: Answer) -> list[str]:
     if answer.verdict is not Verdict.IMPROVED or answer.winner is None or answer.batch:
         return []
-    last = "the last stage's knees, on the winners before it"
+    last = "the last stage's knees"
     where = last if len(answer.stages) > 1 else "all knees together"
     if answer.knee_knobs == answer.winner.knobs:
         return [f"The point at {where} is the best point itself."]
