@@ -115,9 +115,10 @@ def _single(history: SweepHistory, ladders: Ladders | None = None) -> Answer:
         for along in slices
     )
     verdict = _verdict(history, baseline, fastest)
-    if verdict is Verdict.DATA_BOUND:
+    if verdict is Verdict.DATA_BOUND or _waits(fastest):
         knees = tuple(_unjudged(knee, history) for knee in knees)
     winner = fastest if verdict is Verdict.IMPROVED else baseline
+    limit = fastest if verdict is Verdict.DATA_BOUND else winner
     knee_knobs = _knee_knobs(history, verdict, winner, anchor, knees, gathered)
     seconds = seconds_of(history)
     return Answer(
@@ -136,7 +137,7 @@ def _single(history: SweepHistory, ladders: Ladders | None = None) -> Answer:
             break_even_steps(baseline, winner, seconds.total) if baseline and winner else None
         ),
         baseline_roofline=roofline(baseline) if baseline else None,
-        roofline=roofline(winner) if winner else None,
+        roofline=roofline(limit) if limit else None,
         outcomes=_outcomes(gathered.points),
         seconds=seconds,
         gpu_seconds=seconds.total * num_gpus(history),
@@ -244,12 +245,18 @@ def _verdict(history: SweepHistory, baseline: Point | None, fastest: Point | Non
     if baseline is None or fastest is None:
         return Verdict.NO_BASELINE
     if fastest.id == baseline.id or gain_over(baseline, fastest).lo <= 1:
-        return Verdict.KEEP_BASELINE
+        # That nothing was faster says nothing of other knobs where all waited for their data.
+        judged = [name for name in history.header.space if not name.startswith("data.")]
+        return Verdict.DATA_BOUND if judged and _waits(baseline) else Verdict.KEEP_BASELINE
     changed = {name for name in fastest.knobs if fastest.knobs[name] != baseline.knobs.get(name)}
-    found = roofline(fastest)
-    if found and found.data_bound and not any(name.startswith("data.") for name in changed):
+    if _waits(fastest) and not any(name.startswith("data.") for name in changed):
         return Verdict.DATA_BOUND
     return Verdict.IMPROVED
+
+
+def _waits(point: Point | None) -> bool:
+    found = roofline(point) if point else None
+    return found is not None and found.data_bound
 
 
 def _unjudged(knee: Knee, history: SweepHistory) -> Knee:

@@ -168,9 +168,11 @@ def economy_words(answer: Answer) -> list[str]:
     if answer.verdict is not Verdict.IMPROVED:
         return []
     points = answer.gathered.points
+    waits = answer.roofline is not None and answer.roofline.data_bound
     found = [
         text
         for along, knee in zip(answer.slices, answer.knees)
+        if not waits or knee.knob.startswith("data.")
         for text in economics(along, knee, points)
     ]
     return [f"{text}." for text in found]

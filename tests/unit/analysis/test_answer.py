@@ -7,8 +7,9 @@ import pytest
 
 from lf_ray.analysis.answer import Verdict, answer_of
 from lf_ray.analysis.knee import KneeStatus
+from lf_ray.analysis.report.words import sentences
 from lf_ray.analysis.seconds import seconds_of, spans_of
-from lf_ray.protocol import OutcomeKind, Purpose, TrialRecord
+from lf_ray.protocol import Knobs, OutcomeKind, Purpose, TrialRecord
 from lf_ray.record.history import SweepEnd, SweepHistory
 
 History = Callable[..., SweepHistory]
@@ -57,6 +58,55 @@ def test_a_data_bound_sweep_declares_no_bucket_the_winner(seeded_history: Histor
     assert all(knee.status is KneeStatus.UNDETERMINED for knee in answer.knees)
     assert answer.knee_knobs[BUCKET] == 25.0
     assert answer.exit_code == 0
+
+
+def with_waits(history: SweepHistory, wait_frac: float, knobs: Knobs | None = None) -> SweepHistory:
+    """Returns the sweep, its steps waiting for data, and these knobs at all but the baseline."""
+    records = []
+    for record in history.records:
+        trace, request = record.trace, record.request
+        if trace is not None:
+            waited = tuple(wall_s * wait_frac for wall_s in trace.wall_s)
+            trace = replace(trace, wait_s=waited)
+        if record.point_id != "t000":
+            request = replace(request, knobs={**request.knobs, **(knobs or {})})
+        records.append(replace(record, trace=trace, request=request))
+    return replace(history, records=tuple(records))
+
+
+def test_nothing_faster_is_no_verdict_on_a_bucket_while_all_wait_for_data(
+    seeded_history: History,
+) -> None:
+    answer = answer_of(with_waits(seeded_history("flat"), 0.4))
+    assert answer.verdict is Verdict.DATA_BOUND
+    assert all(knee.status is KneeStatus.UNDETERMINED for knee in answer.knees)
+    said = sentences(answer)
+    assert said[0].startswith("Data-bound: the step waits for its data 40%")
+    assert any("raise data.workers" in text for text in said)
+
+
+def test_a_better_input_path_that_still_starves_the_step_leaves_the_bucket_open(
+    seeded_history: History,
+) -> None:
+    fed = with_waits(seeded_history("peaked"), 0.3, {"data.workers": 4})
+    answer = answer_of(fed)
+    assert answer.verdict is Verdict.IMPROVED
+    knees = {knee.knob: knee for knee in answer.knees}
+    assert knees[BUCKET].status is KneeStatus.UNDETERMINED
+    assert knees[BUCKET].advised == 25.0
+    assert not any(text.startswith(f"{BUCKET}: stopping") for text in sentences(answer))
+
+
+def test_the_words_say_what_tuning_can_still_give_and_when_it_has_paid(
+    seeded_history: History,
+) -> None:
+    answer = answer_of(seeded_history("peaked"))
+    assert answer.roofline is not None
+    assert answer.break_even_steps is not None
+    said = " ".join(sentences(answer))
+    assert f"at most {answer.roofline.bound:.2f}x" in said
+    assert f"won back after {answer.break_even_steps:,.0f} training steps" in said
+    assert "At the baseline a step of" in said
 
 
 def test_without_a_valid_baseline_there_is_no_answer(seeded_history: History) -> None:
