@@ -5,6 +5,7 @@ import math
 from lf_ray.analysis.answer import Answer
 from lf_ray.analysis.report.tables import Table
 from lf_ray.analysis.slices import in_words
+from lf_ray.analysis.staged.convergence import Convergence
 from lf_ray.analysis.staged.multiply import Multiplied
 from lf_ray.analysis.staged.named import BatchAnswer, Named
 from lf_ray.analysis.staged.stages import ALL, BASELINE
@@ -87,7 +88,8 @@ def _batch_sentences(batch: BatchAnswer) -> list[str]:
         )
     for name, named in batch.named.items():
         worth = (
-            f"{_rate(named.worth.goodput)} goodput at {named.worth.efficiency.value:.2f} efficiency"
+            f"{_rate(named.worth.goodput)} goodput, {_gain(named.worth.gain)} the baseline's, "
+            f"at {_share(named.worth.efficiency)} efficiency"
             if named.worth
             else "goodput not measured"
         )
@@ -97,7 +99,7 @@ def _batch_sentences(batch: BatchAnswer) -> list[str]:
         said.append(f"{name.capitalize()}: {_batch_words(named.knobs)}; {speed}, {worth}{note}.")
     if batch.rules:
         told = ", ".join(
-            f"{item.rule} {item.convergence.ratio:.4f}x"
+            f"{item.rule} {item.convergence.ratio:.4f}x{_ends(item.convergence)}"
             for item in batch.rules
             if item.convergence.ratio is not None and item.batch == batch.rules[0].batch
         )
@@ -218,7 +220,7 @@ def _worth_table(answer: Answer, batch: BatchAnswer) -> Table:
             f"{item.point.knobs['batch.per_gpu']} x {item.point.knobs['batch.accumulation']}",
             str(item.point.samples_per_step),
             _rate(item.point.throughput) if item.point.throughput else "",
-            f"{item.efficiency.value:.3f} ({item.efficiency.lo:.3f} to {item.efficiency.hi:.3f})",
+            _share(item.efficiency),
             _rate(item.goodput),
             _gain(item.gain),
         )
@@ -251,6 +253,16 @@ def _gain(gain: Interval) -> str:
 
 def _rate(rate: Interval) -> str:
     return f"{rate.value:.4g} ({rate.lo:.4g} to {rate.hi:.4g})"
+
+
+def _share(share: Interval) -> str:
+    return f"{share.value:.3f} ({share.lo:.3f} to {share.hi:.3f})"
+
+
+def _ends(found: Convergence) -> str:
+    if found.lo is None or found.hi is None:
+        return ""
+    return f" (one-sided 95 %: {found.lo:.4f} to {found.hi:.4f})"
 
 
 def _scale(scale: Interval | None) -> str:

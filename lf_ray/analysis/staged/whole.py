@@ -76,10 +76,9 @@ def _batch(chapters: list[Chapter], stages: tuple[StageAnswer, ...], blank: Answ
     point = named.point or own.baseline
     improved = point.id != own.baseline.id
     saved = None
-    if named.worth and own.baseline.throughput and named.worth.gain.value > 1:
-        rate = own.baseline.throughput.value
-        saved_s = 1 / rate - 1 / named.worth.goodput.value
-        saved = blank.seconds.total / saved_s / own.baseline.samples_per_step
+    if named.worth and named.worth.gain.value > 1 and point.step_s:
+        # So long at the better goodput, and the baseline would have taken the sweep's time more.
+        saved = blank.seconds.total / (named.worth.gain.value - 1) / point.step_s.value
     return replace(
         whole,
         verdict=type(own.verdict)("improved" if improved else "keep the baseline"),

@@ -327,8 +327,15 @@ def test_three_named_points_with_the_rule_that_learnt_best() -> None:
         item.rule: str(item.convergence.verdict) for item in batch.rules if item.batch == 16
     }
     assert verdicts == {"linear": "failed", "sqrt": "passed", "none": "failed"}
-    assert sweep.answer.winner is not None
-    assert sweep.answer.winner.knobs["batch.lr_rule"] == "sqrt"
+    answer = sweep.answer
+    assert answer.winner is not None
+    assert answer.winner.knobs["batch.lr_rule"] == "sqrt"
+    # Steps are the winner's own: for as much learning the baseline takes the sweep's time longer.
+    assert answer.break_even_steps is not None
+    assert answer.winner.step_s is not None
+    trained_s = answer.break_even_steps * answer.winner.step_s.value
+    longer_s = trained_s * (goodput.worth.gain.value - 1)
+    assert longer_s == pytest.approx(answer.seconds.total, rel=0.001)
     runs = [request for request in sweep.requests() if request.run_samples]
     assert {r.seed for r in runs if r.knobs["batch.per_gpu"] == 4} == {0, 1, 2}
     assert all(r.run_samples == runs[0].run_samples for r in runs)
