@@ -3,6 +3,7 @@
 import json
 import logging
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from lf_ray.errors import RecordError
@@ -63,3 +64,5 @@ class Spool:
                 beside.replace(self.path)
             except OSError as error:
                 _log.warning("%s: the spool was not shortened: %s", self.path, error)
+                with suppress(OSError):
+                    beside.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from lf_ray.clock import Clock
-from lf_ray.training.checkpoint.folder import write_checkpoint
+from lf_ray.training.checkpoint.folder import remove_partial, write_checkpoint
 from lf_ray.training.checkpoint.manifest import Manifest
 
 _log = logging.getLogger(__name__)
@@ -74,5 +74,7 @@ class Saver:
             # A full disk must not end a training that could go on: whoever watches is told.
             _log.exception("checkpoint of step %d", manifest.step)
             error = f"{type(raised).__name__}: {raised}"
+            # Half a checkpoint would keep the room that the next one needs.
+            remove_partial(self._folder)
         seconds = self._clock.monotonic_s() - began_s
         return Saved(step=manifest.step, path=str(path), seconds=seconds, error=error)

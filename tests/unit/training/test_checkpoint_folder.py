@@ -137,6 +137,16 @@ def test_a_write_that_fails_is_told_and_the_next_one_succeeds(tmp_path: Path) ->
     saver.close()
 
 
+def test_a_write_that_fails_leaves_its_room_to_the_next_one(tmp_path: Path) -> None:
+    saver = Saver(tmp_path, 2, SystemClock())
+    saver.save(manifest(4), {**STATE, "zzz.no_storage": torch.empty(4, device="meta")})
+    saver.wait()
+    (failed,) = saver.news()
+    assert failed.error
+    assert list(tmp_path.iterdir()) == []
+    saver.close()
+
+
 def test_room_follows_from_what_learns(tmp_path: Path) -> None:
     trained, exported = value_counts(ModelSettings())
     assert 8_000_000 <= trained <= 12_000_000
