@@ -150,7 +150,8 @@ class ReplayGroup:
             gate=source.gate,
             phases_s=source.phases_s,
             memory_bytes=source.memory_bytes,
-            metrics=source.metrics,
+            # Which workers it ran in then says nothing of those that are played here.
+            metrics={k: v for k, v in source.metrics.items() if k != "incarnation"},
             clock_s={"first_step": started_s, "finished": self._clock.wall_s()},
             gradients=() if told else self._table.gradients,
         )
