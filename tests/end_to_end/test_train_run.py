@@ -30,6 +30,23 @@ SETTINGS = [
     "pipeline.prefix=on",
 ]
 
+# What a sweep on another machine may have said: no step here is as fast as it promises.
+FOUND = {
+    "kind": "best",
+    "sweep": "overlap",
+    "id": "s1",
+    "model": "nano",
+    "world_size": 2,
+    "device": "cpu",
+    "throughput_samples_per_s": {
+        "value": 5000.0,
+        "lo": 4990.0,
+        "hi": 5010.0,
+        "num_steps": 40,
+        "num_visits": 2,
+    },
+}
+
 
 class Trainings:
     """Runs `python -m lf_ray.train` in a folder of its own."""
@@ -139,10 +156,13 @@ def test_a_killed_rank_a_sigterm_and_a_resume_change_no_number(trainings: Traini
     assert (folder / "export" / "model.safetensors.index.json").is_file()
     assert json.loads((folder / "summary.json").read_text())["action_error"]["held_out"]
 
-    code, out = trainings.run(*SETTINGS, trainings.cache)
+    (trainings.folder / "best.yaml").write_text(yaml.safe_dump({"found": FOUND}))
+    code, out = trainings.run("--config", "best.yaml", *SETTINGS, trainings.cache)
     assert code == 0, out
     straight = trainings.results()[-1]
     assert straight != folder
+    assert "The configuration is stale" in out
+    assert json.loads((straight / "summary.json").read_text())["canary"]["word"] == "stale"
     expected = numbers(read_books(straight / "train.jsonl"))
     assert len(expected) == 60
     assert numbers(read_books(folder / "train.jsonl")) == expected
@@ -150,17 +170,7 @@ def test_a_killed_rank_a_sigterm_and_a_resume_change_no_number(trainings: Traini
 
 @pytest.mark.night
 def test_a_found_configuration_is_trained_watched_and_mirrored(trainings: Trainings) -> None:
-    promise = {"value": 5000.0, "lo": 4990.0, "hi": 5010.0, "num_steps": 40, "num_visits": 2}
-    found = {
-        "kind": "best",
-        "sweep": "overlap",
-        "id": "s1",
-        "model": "nano",
-        "world_size": 2,
-        "device": "cpu",
-        "throughput_samples_per_s": promise,
-        "baseline_knobs": {"batch.per_gpu": 2, "batch.accumulation": 1},
-    }
+    found = {**FOUND, "baseline_knobs": {"batch.per_gpu": 2, "batch.accumulation": 1}}
     best = {"batch": {"per_gpu": 4, "lr_rule": "linear"}, "overlap": {"ratio": 0.5}, "found": found}
     (trainings.folder / "best.yaml").write_text(yaml.safe_dump(best))
     words = ["--config", "best.yaml", "cluster=cpu", "train.max_samples=480", trainings.cache]
