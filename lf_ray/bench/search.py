@@ -105,6 +105,7 @@ def report(summaries: Mapping[str, Mapping[str, Summary]]) -> dict[str, object]:
             "within_2pct_frac": short(ranking.near_frac),
             "says_little": ranking.near_frac > SAYS_LITTLE_FRAC,
             "oom_frac": short(ranking.oom_frac),
+            "recorded_frac": short(table.recorded_frac),
             "contestants": {who: summary.to_json() for who, summary in by_name.items()},
             "ratio_of_ours_to": ratios,
             "curve_gpu_s": [short(item) for item in grid],
@@ -136,7 +137,7 @@ def lines_of(summaries: Mapping[str, Mapping[str, Summary]]) -> list[str]:
         note = "; over 10 %: it says little" if ranking.near_frac > SAYS_LITTLE_FRAC else ""
         lines += [
             "",
-            f"{table.name}: {ranking.num_points} points, {ranking.oom_frac:.0%} do not fit,"
+            f"{table.name}: {ranking.num_points} points, {ranking.oom_frac:.0%} {_lacking(table)},"
             f" {ranking.near_frac:.1%} lie within 2 % of the best{note}",
             f"{'':42s}{'GPU-s to 2 %':>13s}{'(quartiles)':>17s}{'reached':>9s}{'false':>7s}"
             f"{'claim':>7s}{'trials':>7s}{'OOM':>6s}{'again':>6s}{'twice':>6s}{'idle':>6s}",
@@ -152,6 +153,11 @@ def lines_of(summaries: Mapping[str, Mapping[str, Summary]]) -> list[str]:
                 f"{figures['overhead_frac']:6.0%}"
             )
     return lines
+
+
+def _lacking(table: Table) -> str:
+    known = table.recorded_frac
+    return "do not fit" if known == 1 else f"do not fit or are not among the {known:.0%} recorded"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

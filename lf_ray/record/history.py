@@ -99,11 +99,6 @@ class SweepHistory:
         purposes = (Purpose.BASELINE, Purpose.SEARCH)
         return len({r.id for r in self.started if r.purpose in purposes and not r.replicate_of})
 
-    @property
-    def seconds(self) -> float:
-        """Returns the wall time from the first event to the last."""
-        return self.events[-1].wall_s - self.events[0].wall_s
-
 
 def read_journal(path: Path) -> SweepHistory:
     """Returns the history in a journal; a torn last line is left out.

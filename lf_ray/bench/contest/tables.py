@@ -61,8 +61,13 @@ class Table(Protocol):
     num_gpus: int
     space: Space
 
+    @property
+    def recorded_frac(self) -> float:
+        """Returns the share of the space's points of which the table knows something."""
+        ...
+
     def true_samples_per_s(self, knobs: Knobs) -> float:
-        """Returns what a point gives in the long run, 0 where it does not fit."""
+        """Returns what a point gives in the long run, 0 where it does not fit or is not known."""
         ...
 
     def group(self, seed: int, clock: FakeClock, *, with_references: bool) -> Group:
@@ -78,6 +83,8 @@ class Table(Protocol):
 
 class SimTable:
     """A simulated cluster as a table."""
+
+    recorded_frac = 1.0
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -116,7 +123,7 @@ class Ranking:
 
     @property
     def oom_frac(self) -> float:
-        """Returns the share of points that do not fit."""
+        """Returns the share of points that do not fit, or that the table does not know."""
         return sum(rate == 0 for rate in self._rates.values()) / len(self._rates)
 
     def regret_frac(self, knobs: Knobs | None) -> float:
