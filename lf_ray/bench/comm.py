@@ -117,11 +117,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     algos = options.algos.split(",")
     num_ranks = options.gpus or max(2, torch.cuda.device_count())
-    on_gpu = torch.cuda.device_count() >= num_ranks
+    num_gpus = torch.cuda.device_count()
+    on_gpu = num_gpus >= num_ranks
     unknown = [algo for algo in algos if algo not in ALGOS]
     if unknown or num_ranks < 2:
         got = f"--algos {options.algos}" if unknown else f"--gpus {num_ranks}"
         sys.stderr.write(f"two ranks or more, and algorithms of {', '.join(ALGOS)}; got {got}\n")
+        return 2
+    if 0 < num_gpus < num_ranks:
+        sys.stderr.write(f"{num_ranks} ranks need as many GPUs; there are {num_gpus}\n")
         return 2
     bench = CommBench(options.mib, options.comm, options.repeats)
     rows = []
