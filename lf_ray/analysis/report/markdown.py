@@ -1,6 +1,6 @@
 """report.md: the report for terminals, pull requests and mail."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from lf_ray.analysis.answer import Answer
 from lf_ray.analysis.report import tables
@@ -19,21 +19,29 @@ def markdown(answer: Answer, figure_names: Iterable[str]) -> str:
     parts.append("\n".join(f"- {_plain(line)}" for line in lines))
     for table in stage_tables(answer):
         parts += _section(table)
-    parts += _section(tables.knee_table(answer))
-    parts += [f"![{name}](figures/{name}.svg)\n\n*{CAPTIONS[name]}*" for name in figure_names]
+    names = list(figure_names)
+    parts += _section(tables.knee_table(answer)) + _figures(names, "slices", "throughput")
+    parts += _section(tables.not_worth_table(answer)) + _section(core_table(answer))
+    inside = _figures(names, "step", "phases", "memory", "loss")
+    parts += ["## Inside a step", *inside] if inside else []
     for table in (
-        core_table(answer),
-        tables.not_worth_table(answer),
         tables.trial_table(answer),
         tables.slice_table(answer),
         tables.frontier_table(answer),
         tables.ledger_table(answer),
     ):
         parts += _section(table)
+    parts += _figures(names, "timeline")
     parts.append("## Use it, reproduce it")
     parts += [f"{what}:\n\n```\n{how}\n```" for what, how in tables.commands(answer)]
     parts += _section(tables.setting_table(answer))
     return "\n\n".join(parts) + "\n"
+
+
+def _figures(names: Sequence[str], *wanted: str) -> list[str]:
+    return [
+        f"![{name}](figures/{name}.svg)\n\n*{CAPTIONS[name]}*" for name in wanted if name in names
+    ]
 
 
 def _section(table: tables.Table) -> list[str]:

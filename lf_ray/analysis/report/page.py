@@ -110,8 +110,7 @@ def page(answer: Answer, figures: Mapping[str, str]) -> str:
         *_figures(figures, ("slices", "throughput")),
         *_section(tables.not_worth_table(answer)),
         *_section(core_table(answer)),
-        "<h2>Inside a step</h2>",
-        *_figures(figures, ("step", "phases", "memory", "loss")),
+        *_headed("Inside a step", _figures(figures, ("step", "phases", "memory", "loss"))),
         *_section(tables.trial_table(answer), best=answer.winner.id if answer.winner else ""),
         *_folded(tables.slice_table(answer)),
         *_section(tables.frontier_table(answer)),
@@ -176,6 +175,10 @@ def _figures(figures: Mapping[str, str], names: Sequence[str]) -> list[str]:
         for name in names
         if name in figures
     ]
+
+
+def _headed(title: str, parts: Sequence[str]) -> list[str]:
+    return [f"<h2>{escape(title)}</h2>", *parts] if parts else []
 
 
 def _section(table: tables.Table, best: str = "") -> list[str]:

@@ -38,6 +38,8 @@ def knee_table(answer: Answer) -> Table:
         ]
         span = f"{in_words(knee.knob, knee.lo)} to {in_words(knee.knob, knee.hi)}"
         rows.append((knee.knob, *words, span, str(knee.status), knee.reason))
+    if not rows:
+        return Table("Knobs", (), ())
     return Table(
         "Knobs",
         ("knob", "baseline", "best", "knee", "95 % of resamples", "status", "why"),
@@ -77,6 +79,8 @@ def frontier_table(answer: Answer) -> Table:
                 f"{item.loss:.4f} +- {item.loss_error:.4f}" if item.loss is not None else "none",
             )
         )
+    if not rows:
+        return Table("Pareto frontier", (), ())
     return Table(
         "Pareto frontier",
         ("trial", "settings", "samples/s", "peak GiB", "loss at equal samples"),
@@ -151,7 +155,7 @@ def commands(answer: Answer) -> tuple[tuple[str, str], ...]:
         fed = feeding_settings(answer)
         use = ("Feed a sweep or a training so", f"python sweeps/overlap.py {fed}")
     return (
-        use,
+        *(() if answer.verdict is Verdict.NO_BASELINE else (use,)),
         ("Run this sweep again", " ".join(words)),
         ("Put it into MLflow again", rebuild),
     )

@@ -250,7 +250,9 @@ def _why_no_baseline(answer: Answer) -> str:
         return "the baseline's numbers differ from the reference's"
     if point.outcome.kind is OutcomeKind.COMPLETED:
         return "the baseline did not settle"
-    return f"the baseline is {point.outcome.kind} ({point.outcome.reason or 'no reason given'})"
+    is_word = "" if point.outcome.kind is OutcomeKind.FAILED else "is "
+    reason = point.outcome.reason or "no reason given"
+    return f"the baseline {is_word}{point.outcome.kind}: {reason}"
 
 
 def _where(answer: Answer) -> str:

@@ -219,3 +219,27 @@ def test_a_folder_that_cannot_be_written_is_said(seeded_history: History, tmp_pa
 )
 def test_durations(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+def test_the_markdown_has_the_page_s_headings_and_figures_in_its_order(
+    written: tuple[Path, Answer],
+) -> None:
+    page = (written[0] / "report.html").read_text()
+    text = (written[0] / "report.md").read_text()
+    shown = re.findall(r'<h2>([^<]+)</h2>|<figure id="(\w+)"', page)
+    told = re.findall(r"^## (.+)$|^!\[\w+\]\(figures/(\w+)\.svg\)$", text, re.MULTILINE)
+    told.remove(("Slice points", ""))  # folded, on the page
+    assert told == shown
+
+
+def test_without_an_answer_nothing_is_left_empty(seeded_history: History, tmp_path: Path) -> None:
+    write_result(tmp_path, seeded_history("no_baseline"))
+    page = (tmp_path / "report.html").read_text()
+    assert "No answer: the baseline failed: rank 1 died" in page
+    assert re.findall(r"<h2>([^<]+)</h2>", page) == [
+        "Trials",
+        "Ledger",
+        "Use it, reproduce it",
+        "Ran on and with",
+    ]
+    assert "best.yaml" not in page

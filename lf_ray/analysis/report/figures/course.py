@@ -70,6 +70,8 @@ def timeline_figure(answer: Answer) -> str:
     def draw(figure: Any) -> None:
         top, bottom = figure.subplots(2, 1, height_ratios=(1, 1.6))
         _ledger_bar(top, answer)
+        before_s = min(span.start_s for span in spans)
+        bottom.barh(0, before_s, left=0, height=0.8, color=_CLASSES["start-up"], lw=0)
         for span in spans:
             at_s = span.start_s
             for name, length_s in span.parts_s.items():
