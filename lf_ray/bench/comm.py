@@ -22,6 +22,7 @@ import torch.distributed as dist
 from lf_ray.bench.arguments import json_line, numbers, whole
 from lf_ray.bench.steps.native import nccl_environment
 from lf_ray.errors import LfRayError, four_parts
+from lf_ray.machine import detect
 from lf_ray.runtime.overlap import Collective, collective_for
 from lf_ray.testing.ranks import RankError, RankPlace, RankPool
 
@@ -148,7 +149,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{row['bus_gb_per_s']:10.1f}\n"
         )
     kind = torch.cuda.get_device_name() if on_gpu else "cpu, gloo"
-    said = {"bench": "comm", "device": kind, **asdict(bench), "rows": rows}
+    head = {"bench": "comm", "machine": detect().label, "device": kind}
+    said = {**head, **asdict(bench), "rows": rows}
     sys.stdout.write(json_line(said))
     return 0
 

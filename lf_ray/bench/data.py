@@ -33,6 +33,7 @@ from lf_ray.data.frames.source import Camera
 from lf_ray.data.loader import BatchLoader
 from lf_ray.data.video import SeekingReader
 from lf_ray.errors import LfRayError
+from lf_ray.machine import detect
 from lf_ray.settings import DataSettings, ModelSettings, SweepConfig
 from models.groot_n1_6.views.preprocess import preprocess_views
 
@@ -330,7 +331,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stdout.write(needs_text(numbers["need"]) + "\n")
     head = {"bench": "data", "path": options.path, "model": options.model, "batch": options.batch}
     head["rounds"] = options.rounds
-    machine = {"cores": len(os.sched_getaffinity(0)), "load": round(os.getloadavg()[0], 1)}
+    machine = {
+        "machine": detect().label,
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
+    }
     sys.stdout.write(json_line({**head, **machine, **numbers}))
     return 0
 

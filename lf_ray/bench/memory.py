@@ -20,6 +20,7 @@ import torch
 from lf_ray.bench.arguments import json_line, number, whole, wholes
 from lf_ray.bench.steps.native import WHOLE, FusedParts
 from lf_ray.errors import CaptureError, GroupError
+from lf_ray.machine import detect
 from lf_ray.protocol import Purpose, TrialRequest
 from lf_ray.runtime.memory import arena_refusal
 from lf_ray.runtime.session import Session
@@ -198,9 +199,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     rows = run_bench(bench, backends)
     sys.stdout.write(table(rows) + "\n")
+    head = {"bench": "memory", "machine": detect().label}
     if not torch.cuda.is_available():
         sys.stdout.write("Without a GPU there is no allocator to choose: rows differ by noise.\n")
-    sys.stdout.write(json_line({"bench": "memory", **asdict(bench), "rows": rows}))
+    sys.stdout.write(json_line({**head, **asdict(bench), "rows": rows}))
     return 0
 
 

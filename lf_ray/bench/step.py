@@ -95,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "bench": "step",
             "against": options.against,
             "rounds": options.rounds or _AGAINST_ROUNDS,
+            "machine": detect().label,
         }
         sys.stdout.write(json_line({**said, "rows": rows}))
         return 0 if any(row.get("ratio") for row in rows) else 1
@@ -132,6 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     said = {"bench": "step", **asdict(bench), **to_plain(rows), "rows": rows}
     # Of these `bench` has the last value alone; rows carry their own.
     said |= {"image_px": sizes_px, "num_ranks": counts, "algo": options.algo}
+    said["machine"] = detect().label
     sys.stdout.write(json_line(said))
     return 0
 
