@@ -86,7 +86,7 @@ def _cause(step_s: Sequence[float], wait_s: Sequence[float]) -> str:
 
 
 class CanaryWatch:
-    """Judges the first steps of each start, once.
+    """Judges the first steps, once; a start before the verdict begins them anew.
 
     Args:
         promise: None where no sweep promised anything.

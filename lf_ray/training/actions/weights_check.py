@@ -37,7 +37,8 @@ class WeightsCheck:
         """Returns the verdict in words."""
         said = (
             f"loss {self.loaded:.4g}, x{self.loaded / self.random:.2f} of random weights' "
-            f"{self.random:.4g} (no velocity at all: {self.zero:.4g})"
+            f"{self.random:.4g} (no velocity at all: {self.zero:.4g}; "
+            f"one batch of {_BATCH}, {_NUM_DRAWS} draws)"
         )
         if not self.suspects:
             return f"The weights know this data: {said}."
