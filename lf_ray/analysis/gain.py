@@ -83,9 +83,7 @@ def _step(knob: str, here: Reading, there: Reading, by_id: dict[str, Point], goi
     if not here.usable or not there.usable or here.point_id == there.point_id:
         return ""
     at, to = by_id[str(here.point_id)], by_id[str(there.point_id)]
-    assert at.throughput is not None
-    assert to.throughput is not None
-    share = ratio(to.throughput, at.throughput)
+    share = ratio(*compared(to, at))
     buys = share.value >= 1
     ends = (share.lo - 1, share.hi - 1) if buys else (1 - share.hi, 1 - share.lo)
     said = f"{'buys' if buys else 'gives up'} {abs(share.value - 1):.1%}"
