@@ -38,12 +38,13 @@ CAPTIONS = {
 }
 
 _MOST_CARDS = 12
+_MOST_IN_TILE = 3
 _CSS = """
 :root { --ink:#1c2733; --muted:#5b6875; --line:#e3e8ed; --soft:#f6f8fa; --accent:#0b6e99; }
 * { box-sizing:border-box; }
 body { margin:0; background:#fff; color:var(--ink);
   font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif; }
-main { max-width:860px; margin:0 auto; padding:1.2rem 1rem 4rem; }
+main { max-width:1000px; margin:0 auto; padding:1.2rem 1rem 4rem; }
 h1 { font-size:1.05rem; font-weight:600; color:var(--muted); margin:0 0 .3rem; }
 .lead { font-size:1.55rem; line-height:1.25; font-weight:650; margin:.2rem 0 1rem; }
 h2 { font-size:1.15rem; margin:2.2rem 0 .6rem; padding-top:.6rem;
@@ -53,9 +54,11 @@ h2 { font-size:1.15rem; margin:2.2rem 0 .6rem; padding-top:.6rem;
   margin:1rem 0; }
 .tile { background:var(--soft); border:1px solid var(--line); border-radius:8px;
   padding:.7rem .8rem; }
-.tile b { display:block; font-size:1.35rem; line-height:1.2; color:var(--accent); }
+.tile b { display:block; font-size:1.35rem; line-height:1.2; color:var(--accent);
+  overflow-wrap:anywhere; }
 .tile span { font-size:.85rem; color:var(--muted); }
-ul.answer { padding-left:1.1rem; margin:0; } ul.answer li { margin:.35rem 0; }
+.lead, .answer, .label { max-width:830px; } .answer { padding-left:1.1rem; margin:0; }
+.answer li { margin:.35rem 0; }
 figure { margin:1.2rem 0; }
 figure svg { width:100%; max-width:640px; height:auto; display:block; margin:0 auto; }
 figcaption, .note { font-size:.88rem; color:var(--muted); max-width:640px; margin:.3rem auto 0; }
@@ -65,7 +68,7 @@ table { border-collapse:collapse; font-size:.86rem; width:100%; font-variant-num
 th { text-align:left; color:var(--muted); font-weight:600; white-space:nowrap; }
 th, td { padding:.32rem .8rem .32rem 0; border-bottom:1px solid var(--line); vertical-align:top; }
 td { min-width:3.5rem; } td:first-child, th:first-child { min-width:0; white-space:nowrap; }
-td.num { white-space:nowrap; } td:last-child { min-width:10rem; }
+td.num { white-space:nowrap; } td:last-child { min-width:9rem; overflow-wrap:anywhere; }
 td[data-label="settings"] { min-width:13rem; }
 tr.best td { background:#eaf4f8; } tr.bad td { color:var(--muted); }
 summary { cursor:pointer; color:var(--accent); margin:.6rem 0; }
@@ -78,10 +81,12 @@ pre { background:var(--soft); border:1px solid var(--line); border-radius:6px; p
   .cards td:not(:first-child)::before { content:attr(data-label); color:var(--muted);
     flex:0 0 8rem; white-space:normal; } }
 @media print { @page { margin:14mm; } body { font-size:12.5px; } table { font-size:10.5px; }
-  td, td:last-child, td[data-label="settings"] { min-width:0; }
-  td:last-child, td[data-label="settings"] { overflow-wrap:anywhere; }
+  td, td[data-label="settings"] { min-width:0; } td:last-child { min-width:5.5rem; }
+  td[data-label="settings"], td[data-label="varies"], td[data-label="changes"] {
+    overflow-wrap:anywhere; }
+  th, td[data-label="began at samples/s"] { white-space:normal; }
   main { max-width:none; padding:0; } figure, tr, .tile { break-inside:avoid; }
-  h2, summary { break-after:avoid; } figure svg { max-width:430px; }
+  h2, summary { break-after:avoid; } figure svg { max-width:430px; max-height:225mm; }
   figure { margin:.7rem 0; } figcaption { max-width:430px; }
   figcaption, .note, .tile span { font-size:11px; }
   details::details-content { content-visibility:visible; display:block; height:auto; }
@@ -137,7 +142,8 @@ def _tiles(answer: Answer) -> str:
     tiles: list[tuple[str, str]] = []
     if answer.gain is not None and answer.verdict is Verdict.IMPROVED:
         gain = answer.gain
-        tiles.append((f"{gain.value:.2f}x", f"the baseline ({gain.lo:.3f} to {gain.hi:.3f})"))
+        whose = "the baseline's samples/s" if answer.batch else "the baseline"
+        tiles.append((f"{gain.value:.2f}x", f"{whose} ({gain.lo:.3f} to {gain.hi:.3f})"))
     if answer.winner is not None and answer.winner.throughput is not None:
         rate = answer.winner.throughput
         whose = "the best" if answer.verdict is Verdict.IMPROVED else "the baseline"
@@ -145,7 +151,7 @@ def _tiles(answer: Answer) -> str:
             (f"{rate.value:.4g} samples/s", f"{whose} ({rate.lo:.4g} to {rate.hi:.4g}), all ranks")
         )
     if answer.knees and answer.verdict is Verdict.IMPROVED:
-        short = knobs_in_words(answer, answer.knee_knobs).split(", ")
+        short = _knee_words(answer)
         values = " / ".join(part.split(" ", 1)[1] for part in short)
         names = " / ".join(part.split(" ", 1)[0].split(".")[-1] for part in short)
         tiles.append((values, f"knee: {names}"))
@@ -157,6 +163,14 @@ def _tiles(answer: Answer) -> str:
         for big, small in tiles
     )
     return f'<div class="tiles">{inner}</div>'
+
+
+def _knee_words(answer: Answer) -> list[str]:
+    """Returns the knobs at their knees; of many, those that leave the baseline."""
+    words = knobs_in_words(answer, answer.knee_knobs).split(", ")
+    before = knobs_in_words(answer, answer.history.header.baseline_knobs).split(", ")
+    changed = [word for word in words if word not in before]
+    return changed if len(words) > _MOST_IN_TILE and changed else words
 
 
 def _list(lines: Sequence[str]) -> str:

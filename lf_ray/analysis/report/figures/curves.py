@@ -161,7 +161,7 @@ def _slice_panel(axes: Any, answer: Answer, along: Slice, knee: Knee) -> None:
     said = f"{knee.status}: knee {in_words(along.knob, knee.value)}"
     if elbow is not None:
         said += f"  (dotted: elbow {in_words(along.knob, elbow)}, not used)"
-    elif knee.status is not KneeStatus.DEAD:
+    elif len(usable) > 3 and all(isinstance(r.value, int | float) for r in usable):
         said += "  (no elbow)"
     axes.set_title(said, color=INK)
 
