@@ -24,7 +24,10 @@ _RAMP = ("#8fc4de", "#69acce", "#4493bb", "#1f78a4", "#0b5a82", "#083d5a")
 
 
 def throughput_figure(answer: Answer) -> str:
-    """Returns throughput along the first numeric knob, a line for each value of the second."""
+    """Returns throughput along the first numeric knob, a line for each value of the second.
+
+    Where a third one varies, too, there are points and no lines: neighbours differ in more than x.
+    """
     numeric = [
         along.knob
         for along in answer.slices
@@ -35,6 +38,8 @@ def throughput_figure(answer: Answer) -> str:
         return ""
     across = numeric[0]
     by = next((along.knob for along in answer.slices if along.knob != across), None)
+    others = set(answer.history.header.space) - {across, by}
+    joined = all(len({point.knobs.get(name) for point in points}) == 1 for name in others)
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -42,7 +47,7 @@ def throughput_figure(answer: Answer) -> str:
         for index, (label, series) in enumerate(groups.items()):
             color = _RAMP[round(index * (len(_RAMP) - 1) / max(1, len(groups) - 1))]
             name = f"{_short(by)} {label}" if by else None
-            _banded_line(axes, across, series, color, name)
+            _banded_line(axes, across, series, color, name, joined=joined)
         for point, color, mark in _marked(answer):
             assert point.throughput is not None
             axes.plot(
@@ -91,13 +96,13 @@ def _series(points: Sequence[Point], across: str, by: str | None) -> dict[str, l
 
 
 def _banded_line(
-    axes: Any, across: str, series: Sequence[Point], color: str, label: str | None
+    axes: Any, across: str, series: Sequence[Point], color: str, label: str | None, *, joined: bool
 ) -> None:
     x = [float(point.knobs[across]) for point in series]
     rates = [point.throughput for point in series if point.throughput is not None]
     y = [rate.value for rate in rates]
-    axes.plot(x, y, "-o", color=color, ms=3.5, lw=1.3, label=label)
-    if len(x) > 1:
+    axes.plot(x, y, "-o" if joined else "o", color=color, ms=3.5, lw=1.3, label=label)
+    if joined and len(x) > 1:
         axes.fill_between(
             x,
             [rate.lo for rate in rates],
