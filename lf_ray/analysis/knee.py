@@ -101,15 +101,32 @@ def knee_index(values: Floats, best_index: int, delta: float) -> int:
         best_index: where the best point is on it.
         delta: what counts as equally fast, as a share.
     """
-    return int(_knee_indices(values[None, :], best_index, delta)[0])
+    return int(_walked(values[None, :], best_index, delta)[0])
 
 
-def _knee_indices(draws: Floats, best_index: int, delta: float) -> NDArray[np.int64]:
-    """Returns the index of the knee in each row."""
+def _walked(draws: Floats, best_index: int, delta: float) -> NDArray[np.int64]:
+    """Returns the index of the knee in each row, walked from the same best point."""
     reached = draws[:, :best_index] >= (1 - delta) * draws[:, best_index, None]
     # From best's towards the cheap end: how many values in a row are reached.
     in_a_row = np.logical_and.accumulate(reached[:, ::-1], axis=1).sum(axis=1)
     return np.asarray(best_index - in_a_row, dtype=np.int64)
+
+
+def _walked_from_each_best(draws: Floats, best_index: int, delta: float) -> NDArray[np.int64]:
+    """Returns the index of the knee in each row, walked from the row's own best value.
+
+    That is the best point's as long as no other is more than delta faster in the row: a knee is
+    no surer than the best that it starts from.
+    """
+    tops = np.where(np.isnan(draws), -np.inf, draws)
+    fastest = tops.argmax(axis=1)
+    is_other = tops.max(axis=1) > (1 + delta) * draws[:, best_index]
+    starts = np.where(is_other, fastest, best_index)
+    found = np.empty(len(draws), dtype=np.int64)
+    for start in np.unique(starts):
+        rows = starts == start
+        found[rows] = _walked(draws[rows], int(start), delta)
+    return found
 
 
 def elbow_of(along: Slice) -> KnobValue | None:
@@ -150,7 +167,7 @@ class _Judgement:
     def knee(self) -> Knee:
         best = self.along.best_index
         index = knee_index(self.values, best, self.delta)
-        indices = _knee_indices(self.draws, best, self.delta)
+        indices = _walked_from_each_best(self.draws, best, self.delta)
         low, high = (int(i) for i in np.percentile(indices, [2.5, 97.5], method="nearest"))
         share = float(np.mean(indices == index))
         flat = float(self._all_within(self.draws).mean())

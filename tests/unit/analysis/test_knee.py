@@ -154,6 +154,17 @@ def test_a_best_that_is_best_by_chance_pins_no_knee(make_record: Make) -> None:
     assert "another value may well be over 2% faster" in knee.reason
 
 
+def test_the_interval_counts_that_another_value_may_be_the_best(make_record: Make) -> None:
+    curve: dict[KnobValue, float | None] = {64.0: 100.0, 32.0: 100.5, 16.0: 100.5, 8.0: 100.0}
+    along = _slice(make_record, curve, noise_frac=0.15, visits=2, best=64.0)
+    # From the largest bucket nothing is cheaper: held to it, every resample would say 64.
+    knee = knee_estimate(along)
+    assert (knee.lo, knee.hi) == (8.0, 64.0), knee
+    assert knee.status is KneeStatus.UNDETERMINED, knee
+    surer = knee_estimate(_slice(make_record, {**curve, 8.0: 90.0}, best=64.0))
+    assert (surer.value, surer.lo, surer.hi) == (64.0, 64.0, 64.0), surer
+
+
 def test_a_hole_next_to_the_walk_is_undetermined(make_record: Make) -> None:
     curve = {**_peaked(8.0), 25.0: None}
     slice_ = _slice(make_record, curve, ladder=BUCKETS)
