@@ -163,7 +163,7 @@ class Budget(Wire):
     Attributes:
         min_steps: steady steps before a visit may settle; a lost race may end it from eight on.
         max_steps: cap on steps, warm-up included.
-        max_s: cap on the visit's measured wall time.
+        max_s: cap on the visit's measured wall time; up to four times that where steps are long.
         target_frac: stop when the half-width of the interval is below this share.
         incumbent_samples_per_s: best so far; a visit certainly more than `delta_frac` below stops.
         delta_frac: what counts as clearly worse.

@@ -178,7 +178,8 @@ class MeasureSettings:
         target_frac: half-width of the 95 % interval, as a share, at which a visit stops.
         min_steps: steady steps that every visit measures.
         max_steps: cap on the steps of a visit.
-        max_s: cap on the measured wall time of a visit.
+        max_s: cap on the measured wall time of a visit; up to four times that where its steps are
+            so long that it would hold fewer than a reading takes.
         gate_steps: first steps of every trial that the numerics gate compares.
         winner_steps: steps that a winner runs before it may be called best.
         converge_steps: steps that every training run of a convergence check has at least.

@@ -14,6 +14,9 @@ from lf_ray.protocol import Budget
 _SLACK = 1.25
 """How far the reported half-width may lie above the target when the smooth reading meets it."""
 _BEATEN_PROB = 0.9995
+_LEAST_STEPS = MIN_STEADY_STEPS + 4
+"""What a reading takes with a short warm-up ahead: a cap in seconds that leaves fewer buys none."""
+_MOST_CAPS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,9 @@ def decide(
         state = steady.reason
     if steps_s.size >= budget.max_steps:
         return Decision(True, "cap", f"{steps_s.size} steps, {state}")
-    if steps_s.sum() >= budget.max_s:
+    # Steps longer than the cap foresaw: somewhat more seconds for a reading, not none for all.
+    longest_s = budget.max_s * (1.0 if steps_s.size >= _LEAST_STEPS else _MOST_CAPS)
+    if steps_s.sum() >= longest_s:
         return Decision(True, "cap", f"{steps_s.sum():.1f} s, {state}")
     return Decision(False, "", state)
 

@@ -50,6 +50,18 @@ def test_a_quiet_visit_stops_at_its_least_steps() -> None:
     assert steps_until_stop(row, STANDARD) == (24, "settled")
 
 
+def test_steps_longer_than_foreseen_get_a_reading_within_four_caps() -> None:
+    budget = Budget(min_steps=20, max_steps=40, max_s=10.0, target_frac=0.05)
+    slow = [2.6, 2.61, 2.59, 2.6, 2.58, 2.6, 2.61, 2.6, 2.59, 2.6, 2.6, 2.61, 2.6]
+    assert not decide(slow[:4], budget, 8).stop
+    read = decide(slow, budget, 8)
+    assert (read.stop, read.rule) == (True, "cap")
+    assert "steady steps" in read.reason
+    slower = decide([11.0] * 4, budget, 8)
+    assert (slower.stop, slower.rule) == (True, "cap")
+    assert "at least 8 are needed" in slower.reason
+
+
 def test_the_caps_hold_and_say_what_was_missing() -> None:
     row = StepNoise(cv=0.2, phi=0.0).factors(np.random.default_rng(2), 1, 60)[0]
     by_steps = decide(row[:40], Budget(max_steps=40, target_frac=0.01), 1)
