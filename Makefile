@@ -4,10 +4,9 @@ TORCH_INDEX ?=
 PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 BIN := .venv/bin
 ARGS ?=
+# A file stays on one of two processes; the long ones, with workers of their own, begin.
 FAST := $(BIN)/python -m pytest -q -m "not gpu and not slow"
-# Unit tests share nothing but the two cores; ranks and sweeps have workers of their own.
-UNIT := OMP_NUM_THREADS=1 $(FAST) tests/unit tests/canaries
-WHOLE := $(FAST) tests/ranks tests/end_to_end
+PLACES := tests/end_to_end tests/ranks tests/canaries tests/unit
 SLOW := $(BIN)/python -m pytest -q -m "slow and not gpu and not night" --timeout=600
 # Real processes on a shared machine: what failed gets one second chance, alone, and stays in view.
 AGAIN := --last-failed --last-failed-no-failures none
@@ -18,8 +17,7 @@ sweep: .venv/installed
 	$(BIN)/python sweeps/overlap.py $(ARGS)
 
 test: check
-	$(UNIT) -n 2 --dist loadfile || $(UNIT) $(AGAIN)
-	$(WHOLE) || $(WHOLE) $(AGAIN)
+	$(FAST) -n 2 --dist loadfile $(PLACES) || $(FAST) $(AGAIN)
 
 test-full: .venv/dev
 	$(SLOW) || $(SLOW) $(AGAIN)
