@@ -68,6 +68,7 @@ class Courier:
         self._notify = notify
         self._inbox: queue.SimpleQueue[RunUpdate | None] = queue.SimpleQueue()
         self._first = threading.Event()
+        self._in_hand: RunUpdate | None = None
         self._away = False
         self._retry_at_s = 0.0
         self._thread = threading.Thread(target=self._work, name="courier", daemon=True)
@@ -92,8 +93,10 @@ class Courier:
         self._inbox.put(None)
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
+        if self._in_hand is not None:  # stuck in a call: to send it twice would do no harm
+            self._spool.add(self._in_hand)
         with suppress(queue.Empty):
-            while True:  # a thread that is stuck in a call leaves what it did not get to
+            while True:  # and what it did not get to
                 update = self._inbox.get_nowait()
                 if update is not None:
                     self._spool.add(update)
@@ -118,8 +121,10 @@ class Courier:
             if update is None:
                 self._flush(last=True)
                 return
+            self._in_hand = update
             if not (self._flush() and self._deliver(update)):
                 self._spool.add(update)
+            self._in_hand = None
 
     def _flush(self, *, last: bool = False) -> bool:
         """Sends what waits, if it is time to try; returns whether nothing waits any more."""

@@ -6,11 +6,12 @@ file does not import MLflow, which takes seconds; the thread that sends does.
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lf_ray.clock import Clock, SystemClock
+from lf_ray.errors import ConfigError, four_parts
 from lf_ray.protocol import TrialRecord, TrialRequest
 from lf_ray.record.courier import Courier, RefusedError, first_line, to_stderr
 from lf_ray.record.events import JournalEvent
@@ -202,13 +203,23 @@ def fetch_journals(uri: str, folder: Path) -> list[Path]:
         folder: gets a folder for each sweep.
 
     Raises:
+        ConfigError: there is no such database.
         OSError: the server is away.
     """
+    database = database_path(uri)
+    if database is not None and not database.is_file():
+        raise ConfigError(
+            four_parts(
+                "reading sweeps from MLflow",
+                "the database must be there; only a sweep makes one",
+                f"{uri}, where there is no file",
+                "Give the URI that the sweep was run with (tracking.uri=, by default "
+                "sqlite:///mlflow.db in the folder it was run from).",
+            )
+        )
     client = _client(uri)
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    runs = client.search_runs(experiments, "tags.`lf_ray.purpose` = 'sweep'", max_results=1000)
     journals = []
-    for run in runs:
+    for run in _sweep_runs(client):
         names = {item.path for item in client.list_artifacts(run.info.run_id)}
         if JOURNAL_NAME not in names:
             _log.info("%s has no journal yet: it runs, or was killed", run.info.run_name)
@@ -217,6 +228,19 @@ def fetch_journals(uri: str, folder: Path) -> list[Path]:
         place.mkdir(parents=True, exist_ok=True)
         journals.append(Path(client.download_artifacts(run.info.run_id, JOURNAL_NAME, str(place))))
     return journals
+
+
+def _sweep_runs(client: Any) -> Iterator[Any]:
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    token: str | None = None
+    while True:
+        page = client.search_runs(
+            experiments, "tags.`lf_ray.purpose` = 'sweep'", max_results=1000, page_token=token
+        )
+        yield from page
+        token = page.token
+        if not token:
+            return
 
 
 class MlflowSink:

@@ -41,6 +41,12 @@ def test_a_tracking_uri_that_mlflow_cannot_use_is_refused(tmp_path: Path) -> Non
         comparison.load_mlflow("mlruns", tmp_path)
 
 
+def test_a_database_that_is_not_there_is_refused_and_not_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the database must be there"):
+        comparison.load_mlflow(f"sqlite:///{tmp_path}/mistyped.db", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_knobs_points_and_frontier(seeded_history: History) -> None:
     answer = answer_of(seeded_history("peaked"))
     bucket, ratio = comparison.knob_rows(answer)
