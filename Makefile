@@ -17,7 +17,7 @@ sweep: .venv/installed
 	$(BIN)/python sweeps/overlap.py $(ARGS)
 
 test: check
-	$(FAST) -n 2 --dist loadfile $(PLACES) || $(FAST) $(AGAIN)
+	$(FAST) -n 2 --dist loadfile --no-loadscope-reorder $(PLACES) || $(FAST) $(AGAIN)
 
 test-full: .venv/dev
 	$(SLOW) || $(SLOW) $(AGAIN)

@@ -45,6 +45,7 @@ def simulated(name: str, *words: str) -> tuple[Path, dict[str, Any]]:
     return result, json.loads((result / "summary.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_joint_says_of_every_stage_what_it_gained_and_whether_the_gains_multiply(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
