@@ -118,7 +118,10 @@ def test_batch_lr_leaves_three_named_points_that_compose_back(
     runs = [record for record in history.records if record.request.run_samples]
     assert {r.request.knobs["batch.lr_rule"] for r in runs} == {"linear", "sqrt", "none"}
     assert all(len(r.trace.loss) >= 500 for r in runs if r.trace)
-    assert summary["converges"]["verdict"] in ("passed", "failed", "undetermined", "not needed")
+    verdict = summary["converges"]["verdict"]
+    # Where the batch that was run learns worse, the next best is advised, which was not run.
+    assert verdict != "not checked" or "would be ahead but learns worse" in said
+    assert verdict in ("passed", "undetermined", "not needed", "not checked")
     assert "Gradient noise scale" in said
     assert "## Three points to choose from" in (result / "report.md").read_text()
 

@@ -17,6 +17,7 @@ MARGIN_FRAC = 0.02
 MIN_STEPS = 500
 MIN_SEEDS = 3
 TAIL_FRAC = 0.1
+_SPLIT = ("batch.per_gpu", "batch.accumulation")
 
 
 class Converges(StrEnum):
@@ -115,8 +116,12 @@ def changed_arithmetic(knobs: Knobs, baseline: Knobs) -> tuple[str, ...]:
 
 
 def learning_key(knobs: Knobs) -> tuple[tuple[str, object], ...]:
-    """Returns what a run's losses follow from, as one hashable value."""
-    return tuple((name, knobs.get(name)) for name in ARITHMETIC_KNOBS)
+    """Returns what a run's losses follow from, as one hashable value.
+
+    A step's samples count, not how they are split into micro-batches: their gradients are summed.
+    """
+    rest = tuple((name, knobs.get(name)) for name in ARITHMETIC_KNOBS if name not in _SPLIT)
+    return (*rest, ("batch", math.prod(int(knobs.get(name, 1)) for name in _SPLIT)))
 
 
 def convergence_of(
@@ -143,6 +148,11 @@ def convergence_of(
         return Convergence(
             verdict=Converges.NOT_NEEDED,
             reason="computes the same as the baseline; the numerics gate holds it to that",
+        )
+    if learning_key(knobs) == learning_key(baseline):
+        return Convergence(
+            verdict=Converges.NOT_NEEDED,
+            reason="sums the same samples a step as the baseline, in other micro-batches",
         )
     by_key: dict[object, list[Run]] = {}
     for run in runs:

@@ -188,5 +188,5 @@ def _rules(runs: Sequence[Run], baseline: Knobs) -> tuple[RuleRun, ...]:
     )
 
 
-def _batch(knobs: Knobs) -> tuple[object, object]:
-    return knobs.get("batch.per_gpu"), knobs.get("batch.accumulation")
+def _batch(knobs: Knobs) -> int:
+    return int(knobs.get("batch.per_gpu", 1)) * int(knobs.get("batch.accumulation", 1))

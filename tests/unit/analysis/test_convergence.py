@@ -133,6 +133,17 @@ def test_only_knobs_that_change_the_arithmetic_ask_for_a_check() -> None:
     assert "no time" in found.reason
 
 
+def test_a_run_counts_for_every_split_of_its_samples_into_micro_batches() -> None:
+    split = {**BASE, "batch.per_gpu": 2, "batch.accumulation": 2}
+    found = convergence_of(split, BASE, BASELINE)
+    assert (found.verdict, "other micro-batches" in found.reason) == (Converges.NOT_NEEDED, True)
+    larger = {**BASE, "batch.per_gpu": 8}
+    longer = [run(1.0, seed, steps=1000) for seed in range(3)]
+    worse = run(1.2, knobs=larger, batch=16)
+    in_two = {**larger, "batch.per_gpu": 4, "batch.accumulation": 2}
+    assert convergence_of(in_two, BASE, [*longer, worse]).verdict is Converges.FAILED
+
+
 def test_the_rule_with_the_lowest_loss_wins_and_a_diverged_one_can_not() -> None:
     broken = Run(id="x", knobs=BASE, seed=0, loss=(0.1,), samples_per_step=8, diverged=True)
     runs = {"linear": [run(1.1)], "sqrt": [run(1.0)], "none": [broken]}
