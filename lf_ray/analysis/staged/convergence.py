@@ -121,7 +121,12 @@ def learning_key(knobs: Knobs) -> tuple[tuple[str, object], ...]:
     A step's samples count, not how they are split into micro-batches: their gradients are summed.
     """
     rest = tuple((name, knobs.get(name)) for name in ARITHMETIC_KNOBS if name not in _SPLIT)
-    return (*rest, ("batch", math.prod(int(knobs.get(name, 1)) for name in _SPLIT)))
+    return (*rest, ("batch", rank_batch(knobs)))
+
+
+def rank_batch(knobs: Knobs) -> int:
+    """Returns the samples that each rank takes in a step, all micro-batches together."""
+    return math.prod(int(knobs.get(name, 1)) for name in _SPLIT)
 
 
 def convergence_of(

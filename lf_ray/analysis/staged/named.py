@@ -18,6 +18,7 @@ from lf_ray.analysis.staged.convergence import (
     changed_arithmetic,
     convergence_of,
     learning_key,
+    rank_batch,
 )
 from lf_ray.analysis.staged.goodput import Worth, best_worth, noise_scale_of, worths
 from lf_ray.protocol import Interval, Knobs, KnobValue, TrialRecord
@@ -116,20 +117,20 @@ def batch_answer(
 def advised_rule(runs: Sequence[Run], baseline: Knobs) -> str:
     """Returns the rule with the lowest loss in the compared batch, else the present one."""
     present = str(baseline.get("batch.lr_rule", "none"))
-    others = [run for run in runs if _batch(run.knobs) != _batch(baseline)]
+    others = [run for run in runs if rank_batch(run.knobs) != rank_batch(baseline)]
     if not others:
         return present
-    first = _batch(others[0].knobs)
+    first = rank_batch(others[0].knobs)
     by_rule: dict[str, list[Run]] = {}
     for run in others:
-        if _batch(run.knobs) == first:
+        if rank_batch(run.knobs) == first:
             by_rule.setdefault(str(run.knobs["batch.lr_rule"]), []).append(run)
     return best_rule(by_rule) or present
 
 
 def with_rule(knobs: Knobs, baseline: Knobs, rule: str) -> dict[str, KnobValue]:
     """Returns the knobs with the advised rule where their batch is not the baseline's."""
-    changed = _batch(knobs) != _batch(baseline)
+    changed = rank_batch(knobs) != rank_batch(baseline)
     return {**knobs, "batch.lr_rule": rule} if changed else dict(knobs)
 
 
@@ -186,7 +187,3 @@ def _rules(runs: Sequence[Run], baseline: Knobs) -> tuple[RuleRun, ...]:
         )
         for run in seen.values()
     )
-
-
-def _batch(knobs: Knobs) -> int:
-    return int(knobs.get("batch.per_gpu", 1)) * int(knobs.get("batch.accumulation", 1))
