@@ -119,9 +119,7 @@ def test_batch_lr_leaves_three_named_points_that_compose_back(
     assert {r.request.knobs["batch.lr_rule"] for r in runs} == {"linear", "sqrt", "none"}
     assert all(len(r.trace.loss) >= 500 for r in runs if r.trace)
     verdict = summary["converges"]["verdict"]
-    # Where the batch that was run learns worse, the next best is advised, which was not run.
-    assert verdict != "not checked" or "would be ahead but learns worse" in said
-    assert verdict in ("passed", "undetermined", "not needed", "not checked")
+    assert verdict in ("passed", "undetermined", "not needed"), "what is advised was checked"
     assert "Gradient noise scale" in said
     assert "## Three points to choose from" in (result / "report.md").read_text()
 

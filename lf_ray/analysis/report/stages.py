@@ -34,7 +34,10 @@ def stage_headline(answer: Answer) -> str:
     if answer.batch is None or answer.baseline is None:
         return ""
     named = answer.batch.named["goodput"]
-    if named.point is None or named.point.id == answer.baseline.id or named.worth is None:
+    kept = named.point is None or named.point.id == answer.baseline.id or named.worth is None
+    if kept and named.note:
+        return f"Keep the baseline's batch: {named.note}."
+    if kept or named.worth is None:
         return "Keep the baseline's batch: no other is certainly worth more a second."
     gain = named.worth.gain.value - 1
     return f"{gain:.1%} more learning a second than the baseline, with {_batch_words(named.knobs)}."

@@ -77,6 +77,12 @@ class Convergence:
     num_steps: int = 0
     num_samples: int = 0
 
+    @property
+    def stands(self) -> bool:
+        """Returns whether the point was compared, or needs not be, and was not found worse."""
+        compared = self.ratio is not None or self.verdict is Converges.NOT_NEEDED
+        return compared and self.verdict is not Converges.FAILED
+
 
 def runs_of(records: Sequence[TrialRecord]) -> list[Run]:
     """Returns the training runs among the records: those asked for with a number of samples.

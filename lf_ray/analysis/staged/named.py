@@ -137,22 +137,45 @@ def with_rule(knobs: Knobs, baseline: Knobs, rule: str) -> dict[str, KnobValue]:
 def _goodput(
     found: Sequence[Worth], baseline: Point, runs: Sequence[Run], rule: str, note: str
 ) -> Named:
-    """Returns the best goodput, passing over batches that were found to learn worse."""
+    """Returns the best goodput, passing over batches that were found to learn worse.
+
+    Behind such a one only a batch that was run itself is advised, or one that needs no run.
+    """
     left = list(found)
-    passed_over: list[str] = []
+    worse: list[int] = []
+    unchecked: list[int] = []
     while True:
         best = best_worth(left, baseline)
         if best is None:
-            why = "the gradient noise scale is not known, so no goodput is: the baseline's batch"
+            why = "the gradient noise scale is not known, so no goodput is"
             return replace(
                 _named(baseline.knobs, baseline, found, baseline, runs, rule, note), note=why
             )
         named = _named(best.point.knobs, best.point, found, baseline, runs, rule, note)
-        if named.convergence.verdict is not Converges.FAILED:
-            said = f"{', '.join(passed_over)} would be ahead but learns worse"
-            return replace(named, note=said) if passed_over else named
-        passed_over.append(best.point.id)
+        if named.convergence.verdict is Converges.FAILED:
+            worse.append(best.point.samples_per_step)
+        elif worse and not named.convergence.stands:
+            unchecked.append(best.point.samples_per_step)
+        else:
+            kept = best.point.id == baseline.id
+            return replace(named, note=_passed_over(worse, unchecked, kept))
         left = [item for item in left if item.point.id != best.point.id]
+
+
+def _passed_over(worse: Sequence[int], unchecked: Sequence[int], kept: bool) -> str:
+    """Returns why batches with a higher goodput are not advised; "" where there are none."""
+    said = []
+    for batches, one, several in (
+        (worse, "would be ahead but learns worse", "would be ahead but learn worse"),
+        (unchecked, "would be ahead and was not checked", "would be ahead and were not checked"),
+    ):
+        told = [str(batch) for batch in dict.fromkeys(batches)]
+        if told:
+            name = "batch" if len(told) == 1 else "batches"
+            said.append(f"{name} {' and '.join(told)} {one if len(told) == 1 else several}")
+    if said and kept:
+        said.append("nothing that was checked is better than the baseline")
+    return "; ".join(said)
 
 
 def _named(

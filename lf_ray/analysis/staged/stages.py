@@ -201,12 +201,15 @@ def learning_runs(chapters: Sequence[Chapter]) -> list[Run]:
 
 
 def learning_note(chapters: Sequence[Chapter]) -> str:
-    """Returns what is said of the training runs as a whole: their plan, or why there are none."""
+    """Returns what is said of the training runs as a whole: plan and end, or why there are none."""
     chapter = next((item for item in chapters if item.does == LEARNING), None)
     if chapter is None:
         return ""
     plan = chapter.begin.get("plan")
-    return str(plan["note"]) if plan else chapter.reason
+    if not plan:
+        return chapter.reason
+    note, ended = str(plan["note"]), str(chapter.end.get("reason", ""))
+    return f"{note}; {ended}" if ended and ended != note else note
 
 
 def fastest_sound(

@@ -1,153 +1,28 @@
 """The stage that trains: does a larger batch learn as well, and with which learning-rate rule?
 
-The baseline with several seeds, then the batch that the sweep would advise under each rule, all
-over equally many samples and with a schedule laid out for them. Loss is compared, not speed.
+Makes the runs of a plan. Where the batch of the best goodput learns worse, the next best is run.
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-from lf_ray.analysis.knee import Knee
-from lf_ray.analysis.points import Point, eligible
-from lf_ray.analysis.staged.convergence import best_rule, learning_key, runs_of
-from lf_ray.analysis.staged.goodput import best_worth, noise_scale_of, worths
-from lf_ray.protocol import Budget, Knobs, KnobValue, OutcomeKind, Purpose, TrialRequest
+from lf_ray.analysis.staged.convergence import (
+    Converges,
+    Run,
+    convergence_of,
+    rank_batch,
+    runs_of,
+)
+from lf_ray.analysis.staged.named import advised_rule, with_rule
+from lf_ray.protocol import Budget, Knobs, OutcomeKind, Purpose, TrialRequest
 from lf_ray.record.events import JournalEvent
 from lf_ray.search.plan.decisions import Decision, Request, Rules, Stop, Wait
 from lf_ray.search.plan.state import SweepState
 from lf_ray.search.space import Space
-from lf_ray.settings import MeasureLevel, MeasureSettings
+from lf_ray.search.stages.learning_plan import BEST_RULE, LearningPlan, LearningRun, batch_key
 
-BEST_RULE = "best"
-"""Stands for the rule that the compared batch learnt best with; known when its runs are over."""
 NOISE_STEPS = 12
 _MAX_TRIES = 2
-_LEAST_STEPS = 20
 _NO_CAP_S = 7 * 86_400.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LearningPlan:
-    """The runs of the stage.
-
-    Attributes:
-        runs: label, knobs and seed of each, in order.
-        samples: that each run trains on.
-        note: what is said of the plan: why it is short, or why there is none.
-    """
-
-    runs: tuple[tuple[str, Knobs, int], ...]
-    samples: int
-    note: str
-
-    def to_plain(self) -> dict[str, Any]:
-        """Returns it as JSON values, as the journal keeps it."""
-        runs = [{"label": label, "knobs": dict(k), "seed": seed} for label, k, seed in self.runs]
-        return {"runs": runs, "samples": self.samples, "note": self.note}
-
-    @classmethod
-    def from_plain(cls, data: Mapping[str, Any]) -> "LearningPlan":
-        """Returns what `to_plain` wrote."""
-        runs = tuple((r["label"], dict(r["knobs"]), int(r["seed"])) for r in data["runs"])
-        return cls(runs=runs, samples=int(data["samples"]), note=str(data["note"]))
-
-
-def learning_plan(
-    points: Sequence[Point],
-    baseline: Point | None,
-    knees: Sequence[Knee],
-    measure: MeasureSettings,
-    lr_rules: Sequence[str],
-    seed: int,
-) -> LearningPlan:
-    """Returns what to train, by what a search over batches has measured.
-
-    Args:
-        points: of the search.
-        baseline: of the search.
-        knees: of the search, for the point that they advise.
-        measure: how long, how many seeds, and how many seconds it may all take.
-        lr_rules: that are compared.
-        seed: of the sweep; the baseline's further runs count on from it.
-    """
-    if baseline is None or baseline.throughput is None:
-        return LearningPlan(runs=(), samples=0, note="the baseline has no measurement")
-    named = _candidates(points, baseline, knees)
-    if not named:
-        note = "every point advised has the baseline's batch: nothing computes something else"
-        return LearningPlan(runs=(), samples=0, note=note)
-    seconds, whole, runs = _whole_check(baseline, named, measure, lr_rules, seed)
-    if seconds > measure.converge_s or measure.level is MeasureLevel.smoke:
-        # The point that best.yaml would carry comes first.
-        seconds, whole, runs = _whole_check(baseline, named[:1], measure, lr_rules, seed)
-    if seconds <= measure.converge_s:
-        note = f"{len(runs)} runs of {whole:,} samples, about {seconds / 60:.0f} min"
-        return LearningPlan(runs=tuple(runs), samples=whole, note=note)
-    steps = int(measure.converge_steps * measure.converge_s / seconds)
-    note = (
-        f"the whole check takes about {seconds / 60:.0f} min here and measure.converge_s="
-        f"{measure.converge_s:g} allows {steps} of {measure.converge_steps} steps: no verdict "
-        f"(measure.converge_s={math.ceil(seconds / 60) * 60} gives one)"
-    )
-    if steps < _LEAST_STEPS:
-        return LearningPlan(runs=(), samples=0, note=note)
-    samples = whole * steps // measure.converge_steps
-    return LearningPlan(runs=tuple(runs), samples=samples, note=note)
-
-
-def _whole_check(
-    baseline: Point,
-    named: Sequence[tuple[str, Point]],
-    measure: MeasureSettings,
-    lr_rules: Sequence[str],
-    seed: int,
-) -> tuple[float, int, list[tuple[str, Knobs, int]]]:
-    """Returns the seconds, the samples a run and the runs of a check that gives a verdict.
-
-    Every run has `converge_steps` at least, so the largest batch says how many samples.
-    """
-    runs = [("baseline", baseline.knobs, seed + index) for index in range(measure.converge_seeds)]
-    first, *others = named
-    runs += [(first[0], _with(first[1].knobs, rule), seed) for rule in lr_rules]
-    runs += [(label, _with(point.knobs, BEST_RULE), seed) for label, point in others]
-    rates = {learning_key(_with(p.knobs, "")): _rate(p) for p in (baseline, *(p for _, p in named))}
-    largest = max(p.samples_per_step for p in (baseline, *(p for _, p in named)))
-    whole = measure.converge_steps * largest
-    seconds = sum(whole / rates[learning_key(_with(knobs, ""))] for _, knobs, _ in runs)
-    return seconds, whole, runs
-
-
-def _candidates(
-    points: Sequence[Point], baseline: Point, knees: Sequence[Knee]
-) -> list[tuple[str, Point]]:
-    """Returns the advised points whose batch is not the baseline's, the best goodput first."""
-    rated = eligible(points)
-    scale = noise_scale_of(record for point in points for record in point.records)
-    named: list[tuple[str, Point | None]] = []
-    if scale is not None:
-        best = best_worth(worths(points, baseline, scale), baseline)
-        named.append(("goodput", best.point if best else None))
-    fastest = max(rated, key=_rate, default=None)
-    named.append(("fastest", fastest))
-    if fastest is not None:
-        knobs = {**fastest.knobs, **{knee.knob: knee.advised for knee in knees}}
-        named.append(("knee", next((p for p in rated if p.knobs == knobs), None)))
-    kept: dict[object, tuple[str, Point]] = {}
-    own = learning_key(_with(baseline.knobs, ""))
-    for label, point in named:
-        if point is not None and learning_key(_with(point.knobs, "")) != own:
-            kept.setdefault(learning_key(_with(point.knobs, "")), (label, point))
-    return list(kept.values())
-
-
-def _with(knobs: Knobs, rule: str) -> dict[str, KnobValue]:
-    return {**knobs, "batch.lr_rule": rule}
-
-
-def _rate(point: Point) -> float:
-    return point.throughput.value if point.throughput else 0.0
 
 
 class LearningPlanner:
@@ -180,19 +55,54 @@ class LearningPlanner:
             return Stop(self._plan.note, 0)
         if len(state.in_flight) >= self.rules.num_groups:
             return Wait("every group is busy")
-        for index, (label, knobs, seed) in enumerate(self._plan.runs):
-            tries = [f"c{index:03d}", *(f"c{index:03d}r{again}" for again in range(1, _MAX_TRIES))]
-            started = [name for name in tries if name in state.requests]
-            if any(name in state.in_flight for name in started):
+        runs, worse = self._runs_so_far()
+        for index, (label, knobs, seed) in enumerate(runs):
+            name = self._next_try(index)
+            if name is None:
                 continue
-            if len(started) < len(tries) and not any(self._came_back(name) for name in started):
-                found = self._resolved(knobs)
-                if found is None:
-                    return Wait("the rules' runs come first")
-                return Request(self._request(tries[len(started)], tries[0], found, seed), label)
+            found = self._resolved(knobs)
+            if found is None:
+                return Wait("the rules' runs come first")
+            return Request(self._request(name, f"c{index:03d}", found, seed), label)
         if state.in_flight:
             return Wait("the last runs are under way")
-        return Stop(f"all {len(self._plan.runs)} training runs are done", 0)
+        words = f"all {len(runs)} training runs are done"
+        if worse:
+            words += f"; learnt worse than the baseline: {', '.join(worse)}"
+            if len(worse) == len(self._plan.in_turn) and self._plan.left_out:
+                words += f"; {self._plan.left_out}"
+        return Stop(words, 0)
+
+    def _runs_so_far(self) -> tuple[list[LearningRun], list[str]]:
+        """Returns the plan's runs and those that goodput's worse ones led to, and which were worse.
+
+        Of goodput's points the next one is run when the one before has learnt worse.
+        """
+        runs, worse = list(self._plan.runs), list[str]()
+        if self.state.in_flight or any(map(self._next_try, range(len(runs)))):
+            return runs, worse
+        made = self._made()
+        baseline = runs[0][1]
+        planned = {batch_key(knobs) for _, knobs, _ in runs}
+        for run in self._plan.in_turn:
+            knobs = run[1]
+            if batch_key(knobs) not in planned:
+                runs.append(run)
+            if convergence_of(self._ruled(knobs), baseline, made).verdict is not Converges.FAILED:
+                break
+            worse.append(f"batch {self._samples_per_step(knobs)}")
+        return runs, worse
+
+    def _next_try(self, index: int) -> str | None:
+        """Returns the name of a run's next try; None where it is under way or needs none."""
+        tries = [f"c{index:03d}", *(f"c{index:03d}r{again}" for again in range(1, _MAX_TRIES))]
+        started = [name for name in tries if name in self.state.requests]
+        if any(name in self.state.in_flight or self._came_back(name) for name in started):
+            return None
+        return tries[len(started)] if len(started) < len(tries) else None
+
+    def _made(self) -> list[Run]:
+        return runs_of([r for group in self.state.records.values() for r in group])
 
     def _came_back(self, name: str) -> bool:
         """Returns whether a run needs no second try: it has losses, or can't have any."""
@@ -206,19 +116,19 @@ class LearningPlanner:
         """Returns the knobs with a rule in place of `BEST_RULE`; None while it is not known."""
         if knobs.get("batch.lr_rule") != BEST_RULE:
             return knobs
-        if self.state.in_flight:
-            return None
-        runs = runs_of([r for group in self.state.records.values() for r in group])
+        return None if self.state.in_flight else self._ruled(knobs)
+
+    def _ruled(self, knobs: Knobs) -> Knobs:
+        """Returns the knobs with the rule that the first compared batch learnt best with."""
         baseline = self._plan.runs[0][1]
-        by_rule: dict[str, list[Any]] = {}
-        for run in runs:
-            if learning_key(run.knobs) != learning_key(baseline):
-                by_rule.setdefault(str(run.knobs["batch.lr_rule"]), []).append(run)
-        return _with(knobs, best_rule(by_rule) or str(baseline["batch.lr_rule"]))
+        present = {**knobs, "batch.lr_rule": baseline["batch.lr_rule"]}
+        return with_rule(present, baseline, advised_rule(self._made(), baseline))
+
+    def _samples_per_step(self, knobs: Knobs) -> int:
+        return rank_batch(knobs) * self._num_ranks
 
     def _request(self, name: str, point: str, knobs: Knobs, seed: int) -> TrialRequest:
-        per_step = int(knobs["batch.per_gpu"]) * int(knobs["batch.accumulation"]) * self._num_ranks
-        steps = max(1, self._plan.samples // per_step)
+        steps = max(1, self._plan.samples // self._samples_per_step(knobs))
         base = knobs == self._plan.runs[0][1]
         return TrialRequest(
             id=name,

@@ -18,7 +18,8 @@ from lf_ray.search.plan.slicing import slice_knee, slice_order
 from lf_ray.search.plan.state import SweepState
 from lf_ray.search.planner import Outlook, Planner, exit_code
 from lf_ray.search.space import Space, space_from_literal
-from lf_ray.search.stages.learning import LearningPlan, LearningPlanner, learning_plan
+from lf_ray.search.stages.learning import LearningPlanner
+from lf_ray.search.stages.learning_plan import LearningPlan, learning_plan
 from lf_ray.search.stages.names import brief, inner, outer
 from lf_ray.search.stages.stage import Stage, StageKind
 from lf_ray.search.stages.together import Side, TogetherPlanner, sides_of
@@ -216,7 +217,7 @@ class StagedPlanner:
         if best is not None and state.phase == "done":
             anchor = state.points[str(state.anchor)]
             knees = [slice_knee(state, stage.rules, anchor, k) for k in slice_order(state, anchor)]
-        return learning_plan(
+        plan = learning_plan(
             list(state.points.values()),
             state.baseline,
             knees,
@@ -224,6 +225,9 @@ class StagedPlanner:
             stage.lr_rules,
             stage.rules.seed,
         )
+        # Of several searches the sides that were compared are on offer, not goodput's next one.
+        several = sum(item.kind is StageKind.SEARCH for item in self._stages) > 1
+        return replace(plan, in_turn=(), left_out="") if several else plan
 
     def _ended(self, stage: Stage, stop: Stop) -> Decision:
         """Returns the line that ends a stage, or the sweep's end where nothing can be compared."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lf_ray.analysis.answer import Answer, answer_of
+from lf_ray.analysis.report.stages import stage_headline
 from lf_ray.analysis.report.words import sentences
 from lf_ray.clock import FakeClock
 from lf_ray.errors import ConfigError
@@ -255,8 +256,13 @@ def test_a_baseline_that_does_not_fit_is_halved_for_every_stage() -> None:
     assert sweep.answer.exit_code == 0
 
 
-def learner(scale: float, rule_costs: dict[str, float]) -> Callable[[TrialRequest], TrialRecord]:
-    """Returns an objective that has gradient noise and a loss that knows of batch and rule."""
+def learner(
+    scale: float, rule_costs: dict[str, float], spared: int = 8
+) -> Callable[[TrialRequest], TrialRecord]:
+    """Returns an objective that has gradient noise and a loss that knows of batch and rule.
+
+    Batches up to the one that is spared learn as the baseline's does, under any rule.
+    """
     rates = KneeObjective(
         true_rate=lambda k: (
             100.0
@@ -273,7 +279,9 @@ def learner(scale: float, rule_costs: dict[str, float]) -> Callable[[TrialReques
         rng = np.random.default_rng(request.seed + batch)
         if request.run_samples is not None:
             steps = request.run_samples // batch
-            level = 1.0 if batch == 8 else 1.0 + rule_costs[str(request.knobs["batch.lr_rule"])]
+            level = (
+                1.0 if batch <= spared else 1.0 + rule_costs[str(request.knobs["batch.lr_rule"])]
+            )
             loss = level * (1 + 0.002 * rng.standard_normal(steps))
             flat = (1.0,) * steps
             trace = Trace(
@@ -295,13 +303,19 @@ def learner(scale: float, rule_costs: dict[str, float]) -> Callable[[TrialReques
     return execute
 
 
-def batch_sweep(scale: float, rule_costs: dict[str, float], **measure: Any) -> Staged:
+def batch_sweep(
+    scale: float,
+    rule_costs: dict[str, float],
+    spared: int = 8,
+    events: Sequence[JournalEvent] = (),
+    **measure: Any,
+) -> Staged:
     config = config_of()
     config.name = "batch_lr"
     for name, value in measure.items():
         setattr(config.measure, name, value)
-    sweep = Staged(BATCH, learner(scale, rule_costs), config=config)
-    assert sweep.run().exit_code == 0
+    sweep = Staged(BATCH, learner(scale, rule_costs, spared), config=config)
+    assert sweep.run(events).exit_code == 0
     return sweep
 
 
@@ -351,8 +365,57 @@ def test_little_noise_keeps_small_batches_and_one_that_learns_worse_can_not_win(
     worse = batch_sweep(2000.0, dict.fromkeys(COSTS, 0.3), converge_s=1e6).answer
     assert worse.batch is not None
     goodput = worse.batch.named["goodput"]
-    assert goodput.convergence.verdict != "failed"
-    assert "learns worse" in goodput.note
+    assert worse.baseline is not None
+    assert goodput.knobs == worse.baseline.knobs
+    assert goodput.note == (
+        "batches 32 and 16 would be ahead but learn worse; "
+        "nothing that was checked is better than the baseline"
+    )
+    assert worse.verdict == "keep the baseline"
+    assert "batches 32 and 16 would be ahead" in stage_headline(worse)
+
+
+WORSE = dict.fromkeys(COSTS, 0.3)
+
+
+def test_behind_a_batch_that_learns_worse_the_next_best_by_goodput_is_run() -> None:
+    sweep = batch_sweep(2000.0, WORSE, spared=16, converge_s=1e6)
+    answer = sweep.answer
+    assert answer.batch is not None
+    goodput = answer.batch.named["goodput"]
+    assert goodput.point is not None
+    assert goodput.point.samples_per_step == 16
+    assert goodput.convergence.verdict == "passed", goodput.convergence.reason
+    assert goodput.note == "batch 32 would be ahead but learns worse"
+    assert answer.verdict == "improved"
+    assert answer.winner is not None
+    assert answer.winner.knobs == goodput.knobs
+    runs = [request for request in sweep.requests() if request.run_samples]
+    others = [(r.knobs["batch.per_gpu"], r.knobs["batch.accumulation"]) for r in runs[3:]]
+    assert others == [(8, 2)] * 3 + [(8, 1)], "each rule once, then the next batch"
+    assert runs[-1].knobs["batch.lr_rule"] == answer.batch.lr_rule
+    assert (runs[-1].run_samples, runs[-1].budget.max_steps) == (16_000, 1000)
+    assert "learnt worse than the baseline: batch 32" in answer.batch.note
+    # Interrupted before the next batch was asked for, the sweep asks for the same.
+    ids = [event.data.get("request", {}).get("id") for event in sweep.log.events]
+    again = batch_sweep(
+        2000.0, WORSE, 16, sweep.log.events[: ids.index(runs[-1].id)], converge_s=1e6
+    )
+    assert [r.id for r in again.requests()] == [r.id for r in sweep.requests()]
+
+
+def test_without_time_for_the_next_batch_it_is_not_advised_and_that_is_said() -> None:
+    answer = batch_sweep(2000.0, WORSE, spared=16, converge_s=720.0).answer
+    assert answer.batch is not None
+    goodput = answer.batch.named["goodput"]
+    assert answer.baseline is not None
+    assert goodput.point is not None
+    assert goodput.point.id == answer.baseline.id
+    assert goodput.note == (
+        "batch 32 would be ahead but learns worse; batch 16 would be ahead and was not checked; "
+        "nothing that was checked is better than the baseline"
+    )
+    assert "batch 16 would be next and takes measure.converge_s=840" in answer.batch.note
 
 
 def test_without_the_time_for_a_check_its_runs_are_short_and_no_verdict_is_given() -> None:
