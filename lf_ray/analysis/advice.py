@@ -77,8 +77,8 @@ def advice_in_words(baseline: Roofline | None, best: Roofline | None) -> tuple[s
     if best.data_bound:
         said.append(
             f"The step waits for data {best.wait_frac:.0%} of the time: raise data.workers, "
-            "cache decoded frames, or sweep the input path (sweeps/data.py) first; bucket, ratio "
-            "and graph knobs can't be judged while the data is the limit."
+            "cache decoded frames, or sweep the input path (sweeps/data.py) first; bucket and "
+            "ratio can't be judged while the data is the limit."
         )
     lost = [f"{name} {_ms(s)}" for name, s in best.removable_s.items() if s > 0.005 * best.step_s]
     if lost:

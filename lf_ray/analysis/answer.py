@@ -33,7 +33,7 @@ class Verdict(StrEnum):
 
     IMPROVED: a point is certainly faster than the baseline and passed the gate.
     KEEP_BASELINE: nothing is certainly faster.
-    DATA_BOUND: the step waits for data, so no other knob can be judged.
+    DATA_BOUND: the step waits for data, and nothing but a bucket, if that, seems faster.
     NO_BASELINE: the baseline has no valid measurement, so nothing can be said.
     """
 
@@ -115,9 +115,10 @@ def _single(history: SweepHistory, ladders: Ladders | None = None) -> Answer:
         for along in slices
     )
     verdict = _verdict(history, baseline, fastest)
-    if verdict is Verdict.DATA_BOUND or _waits(fastest):
-        knees = tuple(_unjudged(knee, history) for knee in knees)
     winner = fastest if verdict is Verdict.IMPROVED else baseline
+    if winner and (verdict is Verdict.DATA_BOUND or _waits(fastest)):
+        buckets = history.header.baseline_knobs if _waits(baseline) else winner.knobs
+        knees = tuple(_unjudged(knee, winner.knobs, buckets) for knee in knees)
     limit = fastest if verdict is Verdict.DATA_BOUND else winner
     knee_knobs = _knee_knobs(history, verdict, winner, anchor, knees, gathered)
     seconds = seconds_of(history)
@@ -249,9 +250,15 @@ def _verdict(history: SweepHistory, baseline: Point | None, fastest: Point | Non
         judged = [name for name in history.header.space if not name.startswith("data.")]
         return Verdict.DATA_BOUND if judged and _waits(baseline) else Verdict.KEEP_BASELINE
     changed = {name for name in fastest.knobs if fastest.knobs[name] != baseline.knobs.get(name)}
-    if _waits(fastest) and not any(name.startswith("data.") for name in changed):
+    # A gain is a gain where tuning itself has brought the step to where data is the limit. Where
+    # the baseline waits already a bucket can't be told from data that came in faster meanwhile.
+    if _waits(baseline) and _waits(fastest) and all(map(_is_bucket, changed)):
         return Verdict.DATA_BOUND
     return Verdict.IMPROVED
+
+
+def _is_bucket(knob: str) -> bool:
+    return knob.startswith("overlap.")
 
 
 def _waits(point: Point | None) -> bool:
@@ -259,14 +266,17 @@ def _waits(point: Point | None) -> bool:
     return found is not None and found.data_bound
 
 
-def _unjudged(knee: Knee, history: SweepHistory) -> Knee:
-    """Returns a knee of a data-bound sweep: how fast data comes in is all that it shows."""
+def _unjudged(knee: Knee, kept: Knobs, buckets: Knobs) -> Knee:
+    """Returns a knee of a data-bound point: how fast data comes in is all that it shows.
+
+    What is kept is the winner's value; a bucket's is its own, where the baseline waits too.
+    """
     if knee.knob.startswith("data."):
         return knee
     return replace(
         knee,
         status=KneeStatus.UNDETERMINED,
-        advised=history.header.baseline_knobs[knee.knob],
+        advised=(buckets if _is_bucket(knee.knob) else kept)[knee.knob],
         reason="the step waits for its data, so this knob can't be judged",
     )
 

@@ -28,9 +28,15 @@ def headline(answer: Answer) -> str:
     if answer.verdict is Verdict.KEEP_BASELINE or answer.gain is None or not answer.winner:
         return "Keep the baseline: nothing tried is certainly faster."
     percent = f"{answer.gain.value - 1:.1%}"
+    limit = answer.roofline
+    waits = (
+        f" Data-bound: it waits for its data {limit.wait_frac:.0%} of the time."
+        if (limit and limit.data_bound)
+        else ""
+    )
     if answer.gain.value < 1.02:
-        return f"A small gain: {percent} over the baseline, with {changed_in_words(answer)}."
-    return f"{percent} faster than the baseline, with {changed_in_words(answer)}."
+        return f"A small gain: {percent} over the baseline, with {changed_in_words(answer)}.{waits}"
+    return f"{percent} faster than the baseline, with {changed_in_words(answer)}.{waits}"
 
 
 def sentences(answer: Answer) -> list[str]:

@@ -7,9 +7,9 @@ import pytest
 
 from lf_ray.analysis.answer import Verdict, answer_of
 from lf_ray.analysis.knee import KneeStatus
-from lf_ray.analysis.report.words import sentences
+from lf_ray.analysis.report.words import headline, sentences
 from lf_ray.analysis.seconds import seconds_of, spans_of
-from lf_ray.protocol import Knobs, OutcomeKind, Purpose, TrialRecord
+from lf_ray.protocol import Knobs, KnobValue, OutcomeKind, Purpose, TrialRecord
 from lf_ray.record.history import SweepEnd, SweepHistory
 
 History = Callable[..., SweepHistory]
@@ -95,6 +95,44 @@ def test_a_better_input_path_that_still_starves_the_step_leaves_the_bucket_open(
     assert knees[BUCKET].status is KneeStatus.UNDETERMINED
     assert knees[BUCKET].advised == 25.0
     assert not any(text.startswith(f"{BUCKET}: stopping") for text in sentences(answer))
+
+
+def waiting(history: SweepHistory, baseline_frac: float, **knobs: KnobValue) -> SweepHistory:
+    """Returns the sweep with the knobs set at all but the baseline, which waits so long itself."""
+    dotted = {name.replace("__", "."): value for name, value in knobs.items()}
+    others = with_waits(history, 0.3, dotted).records
+    own = with_waits(history, baseline_frac).records
+    records = [a if a.point_id == "t000" else b for a, b in zip(own, others)]
+    return replace(history, records=tuple(records))
+
+
+@pytest.mark.parametrize(
+    ("baseline_frac", "knobs", "verdict"),
+    [
+        (0.3, {}, Verdict.DATA_BOUND),  # only buckets differ, and all wait
+        (0.05, {}, Verdict.IMPROVED),  # tuning has brought it to where data is the limit
+        (0.3, {"graph__scope": "step"}, Verdict.IMPROVED),
+        (0.3, {"batch__accumulation": 2}, Verdict.IMPROVED),
+    ],
+)
+def test_a_certainly_faster_point_wins_though_it_waits_for_data_unless_it_is_a_bucket_alone(
+    seeded_history: History, baseline_frac: float, knobs: Knobs, verdict: Verdict
+) -> None:
+    answer = answer_of(waiting(seeded_history("peaked"), baseline_frac, **knobs))
+    assert answer.verdict is verdict
+    assert answer.gain is not None
+    said = headline(answer)
+    if verdict is Verdict.DATA_BOUND:
+        assert answer.winner is answer.baseline
+        assert said.startswith("Data-bound")
+        return
+    assert answer.winner is answer.fastest
+    assert answer.gain.lo > 1
+    assert "faster than the baseline" in said
+    assert said.endswith("Data-bound: it waits for its data 30% of the time.")
+    knees = {knee.knob: knee for knee in answer.knees}
+    assert knees[BUCKET].status is KneeStatus.UNDETERMINED
+    assert knees[BUCKET].advised == (25.0 if baseline_frac > 0.2 else 1.0)
 
 
 def test_the_words_say_what_tuning_can_still_give_and_when_it_has_paid(
