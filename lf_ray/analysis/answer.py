@@ -101,7 +101,7 @@ def answer_of(history: SweepHistory, ladders: Ladders | None = None) -> Answer:
 def _single(history: SweepHistory, ladders: Ladders | None = None) -> Answer:
     """Returns the answer of a sweep whose points all belong to one search."""
     gathered = gather(history.records)
-    baseline = _measured(gathered.baseline)
+    baseline = _measured(gathered.baseline, gathered)
     fastest = gathered.best if baseline else None
     anchor = _anchor(history, gathered, fastest)
     slices = _slices(history, gathered, anchor, ladders or {})
@@ -132,7 +132,7 @@ def _single(history: SweepHistory, ladders: Ladders | None = None) -> Answer:
         knees=knees,
         slices=slices,
         knee_knobs=knee_knobs,
-        knee_point=_measured(gathered.find(knee_knobs)),
+        knee_point=_measured(gathered.find(knee_knobs), gathered),
         gain=gain_over(baseline, winner) if baseline and winner else None,
         break_even_steps=(
             break_even_steps(baseline, winner, seconds.total) if baseline and winner else None
@@ -178,8 +178,9 @@ def _delta(history: SweepHistory) -> float:
     return float(history.header.config.get("sweep", {}).get("delta", 0.02))
 
 
-def _measured(point: Point | None) -> Point | None:
-    return point if point is not None and point in eligible([point]) else None
+def _measured(point: Point | None, gathered: Gathered) -> Point | None:
+    """Returns the point where it is measured, and gated if any point of the sweep is."""
+    return next((p for p in eligible(gathered.points) if point and p.id == point.id), None)
 
 
 def _anchor(history: SweepHistory, gathered: Gathered, fastest: Point | None) -> Point | None:
@@ -296,7 +297,7 @@ def _knee_knobs(
     joint = gathered.find(knobs)
     if joint is None:
         return knobs
-    if _measured(joint) is None:
+    if _measured(joint, gathered) is None:
         return dict(winner.knobs)
     assert joint.throughput is not None
     assert winner.throughput is not None

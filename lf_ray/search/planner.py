@@ -153,9 +153,12 @@ class Planner:
 
 
 def exit_code(state: SweepState) -> int:
-    """Returns 0 where the baseline is measured and not every other trial failed, else 1."""
+    """Returns 0 where the baseline is measured and not every other trial failed, else 1.
+
+    Measured is gated, where any point of the sweep is.
+    """
     baseline = state.baseline
-    if baseline is None or not baseline.visits or baseline.gate_failed:
+    if baseline is None or baseline.id not in {point.id for point in state.eligible}:
         return 1
     bad = (OutcomeKind.FAILED, OutcomeKind.INVALID)
     others = [

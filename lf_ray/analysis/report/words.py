@@ -254,6 +254,8 @@ def _why_no_baseline(answer: Answer) -> str:
         return "the baseline never came back"
     if point.gate_failed:
         return "the baseline's numbers differ from the reference's"
+    if point.throughput is not None and point.gate is None:
+        return "the baseline's numbers were not compared with the reference's, as others were"
     if point.outcome.kind is OutcomeKind.COMPLETED:
         return "the baseline did not settle"
     is_word = "" if point.outcome.kind is OutcomeKind.FAILED else "is "

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lf_ray.analysis.gain import gain_over
-from lf_ray.analysis.points import Gathered, Point, gather
+from lf_ray.analysis.points import Gathered, Point, eligible, gather
 from lf_ray.analysis.staged.convergence import Convergence, Run, convergence_of, runs_of
 from lf_ray.analysis.staged.multiply import Multiplied, multiplied
 from lf_ray.protocol import Interval, Knobs, Purpose, TrialRecord
@@ -163,7 +163,8 @@ class Together:
 
     Attributes:
         gathered: points of this stage alone, the baseline's as such.
-        points: by label: baseline, a stage's name, all.
+        points: by label: baseline, a stage's name, all; None where one has no measurement that
+            passed the gate.
     """
 
     gathered: Gathered
@@ -179,7 +180,9 @@ def together_of(chapters: Sequence[Chapter], delta: float) -> Together | None:
     sides = {str(side["label"]): dict(side["knobs"]) for side in chapter.begin["sides"]}
     base = sides[BASELINE]
     gathered = gather([_as_baseline(record, base) for record in chapter.records])
-    points = {label: gathered.find(knobs) for label, knobs in sides.items()}
+    may_win = {point.id: point for point in eligible(gathered.points)}
+    sought = {label: gathered.find(knobs) for label, knobs in sides.items()}
+    points = {label: may_win.get(point.id) if point else None for label, point in sought.items()}
     baseline = points[BASELINE]
     if baseline is None or baseline.throughput is None:
         return None
@@ -224,11 +227,7 @@ def fastest_sound(
     sound = [
         (gain_over(baseline, point), point)
         for point in together.points.values()
-        if point is not None
-        and point.id != baseline.id
-        and point.throughput is not None
-        and not point.gate_failed
-        and check(point.knobs).verdict != "failed"
+        if point is not None and point.id != baseline.id and check(point.knobs).verdict != "failed"
     ]
     better = [pair for pair in sound if pair[0].lo > 1]
     if not better:
@@ -245,5 +244,4 @@ def _as_baseline(record: TrialRecord, base: Knobs) -> TrialRecord:
 
 
 def _rate(point: Point | None) -> Interval | None:
-    usable = point is not None and not point.gate_failed
-    return point.throughput if point is not None and usable else None
+    return point.throughput if point is not None else None

@@ -261,7 +261,7 @@ class StagedPlanner:
 
 def _is_measured(state: SweepState) -> bool:
     baseline = state.baseline
-    return baseline is not None and bool(baseline.visits) and not baseline.gate_failed
+    return baseline is not None and baseline.id in {point.id for point in state.eligible}
 
 
 def _winner(state: SweepState, start: Knobs) -> _Won:

@@ -49,6 +49,35 @@ def test_a_flat_sweep_keeps_the_baseline(seeded_history: History) -> None:
     assert answer.exit_code == 0
 
 
+def ungated(history: SweepHistory, of: Knobs) -> SweepHistory:
+    """Returns the sweep, the gate's verdict on one setting lost."""
+    records = [
+        replace(record, gate=None) if dict(record.request.knobs) == dict(of) else record
+        for record in history.records
+    ]
+    return replace(history, records=tuple(records))
+
+
+def test_in_a_gated_sweep_neither_baseline_nor_knee_passes_without_the_gate(
+    seeded_history: History,
+) -> None:
+    history = seeded_history("peaked")
+    gated = answer_of(history)
+    assert gated.baseline is not None
+    assert gated.knee_point is not None
+    assert gated.winner is not None
+    bare = answer_of(ungated(history, gated.baseline.knobs))
+    assert (bare.verdict, bare.exit_code) == (Verdict.NO_BASELINE, 1)
+    assert "not compared with the reference's" in headline(bare)
+    bare = answer_of(ungated(history, gated.knee_point.knobs))
+    assert bare.verdict is Verdict.IMPROVED
+    assert bare.knee_knobs == gated.winner.knobs
+    bare = answer_of(
+        replace(history, records=tuple(replace(r, gate=None) for r in history.records))
+    )
+    assert bare.verdict is Verdict.IMPROVED, "no point of this sweep is gated"
+
+
 def test_a_data_bound_sweep_declares_no_bucket_the_winner(seeded_history: History) -> None:
     answer = answer_of(seeded_history("data_bound"))
     assert answer.verdict is Verdict.DATA_BOUND
