@@ -64,7 +64,8 @@ class Convergence:
 
     Attributes:
         ratio: loss over the baseline's at equal samples; lo and hi are its one-sided 95 % ends.
-        num_seeds: of the baseline.
+        num_seeds: of the baseline, without those that diverged.
+        num_diverged: seeds of the baseline that diverged; they are in no mean and no spread.
         num_steps: of the shortest run.
     """
 
@@ -76,6 +77,7 @@ class Convergence:
     num_seeds: int = 0
     num_steps: int = 0
     num_samples: int = 0
+    num_diverged: int = 0
 
     @property
     def stands(self) -> bool:
@@ -188,21 +190,31 @@ def compared(
     """Returns the verdict on a candidate's runs, one-sided, at equal samples.
 
     Passed: its loss is with 95 % certainty less than `margin_frac` above the baseline's. Failed:
-    with 95 % certainty more. The spread is that of the baseline's seeds.
+    with 95 % certainty more. The spread is that of the baseline's seeds; of these some may diverge,
+    and are told rather than averaged.
     """
     sound = {run.seed: run for run in baseline if not run.diverged}
+    lost = {run.seed for run in baseline} - sound.keys()
     diverged = [run for run in candidate if run.diverged]
     samples = min((run.num_samples for run in [*sound.values(), *candidate]), default=0)
     steps = min(
         (samples // run.samples_per_step for run in [*sound.values(), *candidate]), default=0
     )
-    known = {"num_seeds": len(sound), "num_steps": steps, "num_samples": samples}
+    known = {
+        "num_seeds": len(sound),
+        "num_steps": steps,
+        "num_samples": samples,
+        "num_diverged": len(lost),
+    }
+    of_all = f"{len(lost)} of {len(lost) + len(sound)} baseline seeds diverged"
+    also = f"; {of_all}: the rest is what is compared with" if lost else ""
     if diverged:
-        return Convergence(verdict=Converges.FAILED, reason=f"{diverged[0].id} diverged", **known)
-    if steps < 1 or not sound or not candidate:
         return Convergence(
-            verdict=Converges.NOT_CHECKED, reason="there are no runs to compare", **known
+            verdict=Converges.FAILED, reason=f"{diverged[0].id} diverged{also}", **known
         )
+    if steps < 1 or not sound or not candidate:
+        why = of_all if lost and not sound else "there are no runs to compare"
+        return Convergence(verdict=Converges.NOT_CHECKED, reason=why, **known)
     base = [run.tail(samples) for run in sound.values()]
     own = [run.tail(samples) for run in candidate]
     level = fmean(base)
@@ -218,7 +230,7 @@ def compared(
     if short:
         return Convergence(
             verdict=Converges.NOT_CHECKED,
-            reason=f"only {' and '.join(short)}: loss {ratio:.4f}x the baseline's so far",
+            reason=f"only {' and '.join(short)}: loss {ratio:.4f}x the baseline's so far{also}",
             ratio=ratio,
             **known,
         )
@@ -235,7 +247,7 @@ def compared(
     reason = (
         f"loss {ratio:.4f}x the baseline's (one-sided 95 %: {lo:.4f} to {hi:.4f}; margin "
         f"{margin_frac:.0%}) after {samples:,} samples, {steps} steps or more, "
-        f"{len(base)} baseline seeds"
+        f"{len(base)} baseline seeds{also}"
     )
     return Convergence(verdict=verdict, reason=reason, ratio=ratio, lo=lo, hi=hi, **known)
 

@@ -73,6 +73,7 @@ def _converges(found: Convergence | None) -> dict[str, Any]:
         "loss_ratio": finite(found.ratio),
         "hi": finite(found.hi),
         "seeds": found.num_seeds,
+        "seeds_diverged": found.num_diverged,
         "steps": found.num_steps,
         "samples": found.num_samples,
     }

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,29 @@ def test_a_diverged_run_fails_whatever_the_others_say() -> None:
     found = compared(BASELINE, [broken])
     assert found.verdict is Converges.FAILED
     assert "c9 diverged" in found.reason
+
+
+def broken(seed: int) -> Run:
+    return replace(run(1.0, seed), id=f"b{seed}", loss=(1.0, math.nan), diverged=True)
+
+
+def test_baseline_seeds_that_diverge_are_counted_out_loud() -> None:
+    found = compared([*BASELINE, broken(7), broken(8)], [run(1.0)])
+    assert found.verdict is Converges.PASSED
+    assert (found.num_seeds, found.num_diverged) == (3, 2)
+    assert "2 of 5 baseline seeds diverged" in found.reason
+    assert "diverged" not in compared(BASELINE, [run(1.0)]).reason
+    few = compared([*BASELINE[:2], broken(2)], [run(1.0)])
+    assert few.verdict is Converges.NOT_CHECKED
+    assert "only 2 of 3 baseline seeds" in few.reason
+    assert "1 of 3 baseline seeds diverged" in few.reason
+    # Its second try came to its end: the seed is not lost.
+    assert compared([*BASELINE, broken(1)], [run(1.0)]).num_diverged == 0
+    none = compared([broken(0), broken(1)], [run(1.0)])
+    assert (none.verdict, none.reason) == (
+        Converges.NOT_CHECKED,
+        "2 of 2 baseline seeds diverged",
+    )
 
 
 def test_only_knobs_that_change_the_arithmetic_ask_for_a_check() -> None:
