@@ -242,7 +242,7 @@ class TrialOutcome(Wire):
         reason: one line, never empty unless completed.
         rank: the rank that the reason speaks of.
         error_kind: groups like reasons ("oom", "host_memory", "worker_lost", "hang", "diverged",
-            "capture", "gate", "settings", "exception"); empty when completed.
+            "capture", "gate", "settings", "exception", "save", "export"); empty when completed.
         stop_rule: why the visit ended: settled | raced | cap | error.
         effective: what really ran, by name (bucket count, bytes, ratio, global batch ...).
         costs_s: seconds by class: restart, prepare, reference, capture, warmup, measured, reset.

@@ -1,12 +1,13 @@
 """train.jsonl: what happened in a training, one line an event; written by rank 0, read by the rest.
 
 A line is `{"event": ..., "step": ..., "wall_s": ...}` with more keys by event: `started`, `step`,
-`saved`, `save_failed`, `exported`, `action_error`, `ended`. Steps after the last checkpoint run
-again when a training goes on: a `started` line takes back the steps from its own on. A number that
-JSON has none for stands as its word: nan, inf, -inf. No torch.
+`saved`, `save_failed`, `exported`, `action_error`, `finish_failed` (of either), `ended`. Steps
+after the last checkpoint run again when a training goes on: a `started` line takes back the steps
+from its own on. A number that JSON has none for stands as its word: nan, inf, -inf. No torch.
 """
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from io import BufferedRandom
@@ -17,6 +18,7 @@ from lf_ray.clock import Clock
 from lf_ray.record.journal import plain_json
 
 BOOKS_NAME = "train.jsonl"
+_log = logging.getLogger(__name__)
 Line = dict[str, Any]
 
 
@@ -48,9 +50,16 @@ class Books:
         self._file.flush()
 
     def close(self) -> None:
-        """Puts everything on the disk and closes the file."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+        """Puts everything on the disk and closes the file.
+
+        A full disk costs the last lines, not the training whose checkpoint is safe.
+        """
+        try:
+            with self._file as file:
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            _log.exception("the last lines of %s", self._file.name)
 
 
 class BooksReader:

@@ -59,6 +59,8 @@ class Standing:
             )
         if event == "exported":
             return f"exported to {line['path']}"
+        if event == "finish_failed":
+            return str(line["error"])
         return action_error_words(line) if event == "action_error" else ""
 
     @property

@@ -4,6 +4,7 @@ The steps are the session's own, as in a sweep's visit; every rank runs this fun
 the books. Started again after a loss, it finds the last checkpoint by itself.
 """
 
+import logging
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -12,6 +13,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from torch import Tensor
 
+from lf_ray.errors import LfRayError
 from lf_ray.protocol import OutcomeKind, StepSample, TrialOutcome, TrialRecord, TrialRequest
 from lf_ray.settings import plain
 from lf_ray.training.books import BOOKS_NAME, Books
@@ -29,6 +31,7 @@ from lf_ray.trial.visit import Bench, VisitSettings, agree
 
 DONE, STOPPED = "done", "stopped"
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class TrainableSession(WorkerSession, Protocol):
@@ -49,7 +52,10 @@ class TrainableSession(WorkerSession, Protocol):
 
 
 Finisher = Callable[[TrainableSession, TrainingPlan], Mapping[str, Any]]
-"""What rank 0 does with the trained model; returns what the books say of it."""
+"""What rank 0 does with the trained model; returns what the books say of it.
+
+What it raises is the training's failure, with every checkpoint as it was.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +127,7 @@ class _Training:
             outcome = TrialOutcome(kind=OutcomeKind.COMPLETED, stop_rule=rule)
         except _Ended as ended:
             outcome = ended.outcome
-        self._write("ended", kind=outcome.kind.value, reason=outcome.reason or outcome.stop_rule)
+        self._note("ended", kind=outcome.kind.value, reason=outcome.reason or outcome.stop_rule)
         # A training that ended early may still be writing: whoever goes on should know from where.
         self._end_write()
         return TrialRecord(
@@ -257,16 +263,20 @@ class _Training:
     def _finish(self, rule: str) -> None:
         if self.saved_step != self.step:
             self._save()
-        error = str(self._gate("save", self.plan.save_s, self._end_write, talks=False))
-        if rule == DONE:
-            for event, finisher in self.visit.finishers.items():
-                self._gate(event, self.plan.export_s, self._on_rank_0(event, finisher), talks=False)
-        error = str(self.bench.control.broadcast(error))
-        if error:
-            reason = f"the last checkpoint was not written: {error}"
+        unsaved = str(self._gate("save", self.plan.save_s, self._end_write, talks=False))
+        unfinished = []
+        for event, finisher in self.visit.finishers.items() if rule == DONE else ():
+            act = self._on_rank_0(event, finisher)
+            unfinished.append(self._gate(event, self.plan.export_s, act, talks=False))
+        reasons = [f"the last checkpoint was not written: {unsaved}"] if unsaved else []
+        reasons += filter(None, unfinished)
+        reason = str(self.bench.control.broadcast("; ".join(reasons)))
+        if reason:
+            # Neither kind is retried: the steps are done, and a full disk stays full.
+            kind = str(self.bench.control.broadcast("save" if unsaved else "export"))
             raise _Ended(
                 TrialOutcome(
-                    kind=OutcomeKind.FAILED, reason=reason, error_kind="save", stop_rule="error"
+                    kind=OutcomeKind.FAILED, reason=reason, error_kind=kind, stop_rule="error"
                 )
             )
 
@@ -276,12 +286,31 @@ class _Training:
         self.saver.wait()
         return self._tell_saved()
 
-    def _on_rank_0(self, event: str, finisher: Finisher) -> Callable[[], None]:
-        def act() -> None:
-            if self.bench.control.rank == 0:
+    def _on_rank_0(self, event: str, finisher: Finisher) -> Callable[[], str]:
+        """Returns what runs a finisher on rank 0 and returns its error, "" where it has none."""
+
+        def act() -> str:
+            if self.bench.control.rank != 0:
+                return ""
+            try:
                 self._write(event, **finisher(self.session, self.plan))
+            except Exception as error:
+                # What was trained is saved: whoever started it is told, and nothing runs again.
+                _log.exception("after the last step: %s", event)
+                own = isinstance(error, LfRayError)
+                said = str(error) if own else f"{event}: {type(error).__name__}: {error}"
+                self._note("finish_failed", what=event, error=said)
+                return said
+            return ""
 
         return act
+
+    def _note(self, event: str, **values: Any) -> None:
+        """Writes down how it ended, where the disk still has room for it."""
+        try:
+            self._write(event, **values)
+        except OSError:
+            _log.exception("%s, step %d: %s", event, self.step, values)
 
     def _write(self, event: str, **values: Any) -> None:
         if self.books is not None:

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from lf_ray.data.batches.training_set import TrainingSet
+from lf_ray.errors import CheckpointError, four_parts
 from lf_ray.settings import SweepConfig
 from lf_ray.training.actions.action_error import action_error, last_episodes
 from lf_ray.training.actions.observation import open_whole
+from lf_ray.training.checkpoint.folder import complete_checkpoints
 from lf_ray.training.plan import TrainingPlan
 from lf_ray.training.rank import Finisher, TrainableSession
 from models.groot_n1_6.checkpoint.files import read_document
@@ -22,15 +24,36 @@ _PASSED_ON = ("config.json", "processor_config.json", "embodiment_id.json")
 
 
 def export(session: TrainableSession, plan: TrainingPlan) -> dict[str, Any]:
-    """Writes the model as it stands to <folder>/export, whole or not at all."""
+    """Writes the model as it stands to <folder>/export, whole or not at all.
+
+    Raises:
+        CheckpointError: it can't be written, on a full disk for one; nothing half written stays.
+    """
     final = plan.folder / EXPORT_NAME
     partial = final.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    save_weights(session.model, partial, documents=export_documents(plan.config))
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
+    try:
+        save_weights(session.model, partial, documents=export_documents(plan.config))
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+    except Exception as error:
+        # Half an export keeps the room that the books and the next try need.
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(_not_exported(plan, final, error)) from error
     num_bytes = sum(path.stat().st_size for path in final.iterdir())
     return {"path": str(final), "num_bytes": num_bytes}
+
+
+def _not_exported(plan: TrainingPlan, final: Path, error: Exception) -> str:
+    saved = complete_checkpoints(plan.checkpoints)
+    safe = f"what was trained is safe in {saved[-1]}" if saved else "no checkpoint was written"
+    return four_parts(
+        f"exporting the trained model to {final}",
+        "an export is written whole, beside the checkpoints",
+        f"{type(error).__name__}: {error}; {safe}",
+        "Free disk there, or mend what is named, then python -m lf_ray.train "
+        f"resume={plan.folder.name}: only export and action error are made again.",
+    )
 
 
 def export_documents(config: SweepConfig) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """From trained weights to actions: export, checkpoint and prediction agree; errors are measured."""
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ class _Trained:
             for number, parameter in enumerate(self.model.parameters()):
                 if parameter.requires_grad:
                     parameter.mul_(0.9).add_(1e-3 * (number % 3))
-        plan = TrainingPlan(
+        self.plan = plan = TrainingPlan(
             folder=folder,
             config=self.config,
             data_id=self.source.data_id,
@@ -149,6 +150,28 @@ def test_held_out_episodes_give_no_sample_to_a_training(trained: _Trained) -> No
     assert kept.sizes[0] == whole.num_samples - len(last)
     assert kept.data_id == trained.source.data_id
     kept.close()
+
+
+def test_an_export_that_can_not_be_written_names_the_checkpoint_and_leaves_nothing_half(
+    trained: _Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(trained.plan, folder=tmp_path / "x7")
+    checkpoint = plan.checkpoints / "step-00000004"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "checkpoint.json").write_text("{}")
+
+    def full(tensors: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("models.groot_n1_6.checkpoint.files.save_file", full)
+    with pytest.raises(CheckpointError) as raised:
+        export(trained, plan)  # type: ignore[arg-type]  # the model is all it reads
+    said = str(raised.value)
+    assert said.startswith(f"While exporting the trained model to {plan.folder / 'export'}")
+    for part in ("No space left on device", f"safe in {checkpoint}", "resume=x7", "Free disk"):
+        assert part in said
+    assert [path.name for path in plan.folder.iterdir()] == ["checkpoints"]
 
 
 def test_the_export_says_what_it_was_scaled_by(trained: _Trained) -> None:

@@ -1,5 +1,6 @@
 """What the group's owner makes of a training whose ranks die, hang or diverge: threads, no Ray."""
 
+import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,8 +23,10 @@ from lf_ray.testing.sessions import (
 )
 from lf_ray.training.books import read_books, steps_of
 from lf_ray.training.checkpoint.folder import complete_checkpoints
+from lf_ray.training.driver import Ending
 from lf_ray.training.plan import TrainingPlan
-from lf_ray.training.rank import TrainingVisit
+from lf_ray.training.rank import Finisher, TrainableSession, TrainingVisit
+from lf_ray.training.report.summary import exit_code_of
 from lf_ray.trial.group import Policy
 from lf_ray.trial.ranks.serve import ServeSettings, serve
 
@@ -96,9 +99,14 @@ def _plan(folder: Path, max_restarts: int) -> TrainingPlan:
 
 
 @contextmanager
-def _trained(folder: Path, *faults: Fault, max_restarts: int = 2) -> Iterator[TrialRecord]:
+def _trained(
+    folder: Path,
+    *faults: Fault,
+    max_restarts: int = 2,
+    finishers: Mapping[str, Finisher] | None = None,
+) -> Iterator[TrialRecord]:
     plan = _plan(folder, max_restarts)
-    settings = ServeSettings(visit=TrainingVisit(plan=plan))
+    settings = ServeSettings(visit=TrainingVisit(plan=plan, finishers=finishers or {}))
     launcher = _Launcher(faults=faults, serve_settings=settings)
     attempts = max_restarts + 1
     policy = Policy(max_attempts=attempts, max_same_failures=attempts)
@@ -148,6 +156,29 @@ def test_restarts_are_counted(tmp_path: Path) -> None:
         assert record.metrics["attempts"] == 3
     assert _starts(tmp_path) == [0, 4, 4]
     assert complete_checkpoints(tmp_path / "checkpoints")[-1].name == "step-00000004"
+
+
+def test_a_disk_that_is_full_at_the_export_ends_the_training_once_with_its_checkpoint_safe(
+    tmp_path: Path,
+) -> None:
+    tries: list[int] = []
+
+    def full(session: TrainableSession, plan: TrainingPlan) -> Mapping[str, Any]:
+        tries.append(1)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    finishers: dict[str, Finisher] = {"exported": full, "action_error": lambda *_: {"scaled": 0.5}}
+    with _trained(tmp_path, finishers=finishers) as record:
+        assert (record.outcome.kind, record.outcome.error_kind) == ("failed", "export")
+        assert "No space left on device" in record.outcome.reason
+        assert record.metrics["attempts"] == 1
+        assert exit_code_of(Ending(record=record)) == 1
+    assert len(tries) == 1
+    assert _starts(tmp_path) == [0]
+    assert complete_checkpoints(tmp_path / "checkpoints")[-1].name == "step-00000012"
+    lines = read_books(tmp_path / "train.jsonl")
+    after = [line["event"] for line in lines if line["event"] not in ("step", "saved", "started")]
+    assert after == ["finish_failed", "action_error", "ended"]
 
 
 def test_a_diverged_training_is_not_repeated_and_never_saved(tmp_path: Path) -> None:
