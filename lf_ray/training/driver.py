@@ -152,12 +152,17 @@ def only_one(folder: Path) -> Iterator[None]:
     """Keeps a second driver away from a result folder.
 
     Raises:
-        ConfigError: another one holds it.
+        ConfigError: another one holds it, or its lock can't be opened or taken.
     """
-    with (folder / ".lock").open("w") as file:
+    path = folder / ".lock"
+    try:
+        file = path.open("w")
+    except OSError as error:
+        raise _not_locked(path, error) from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise ConfigError(
                 four_parts(
                     "starting a training",
@@ -166,7 +171,20 @@ def only_one(folder: Path) -> Iterator[None]:
                     "Wait for it, or end it; a new training needs no resume=.",
                 )
             ) from None
+        except OSError as error:
+            raise _not_locked(path, error) from None
         yield
+
+
+def _not_locked(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        four_parts(
+            "starting a training",
+            "one process at a time trains in a result folder, which holds a lock file for it",
+            f"{path} ({error.strerror or error})",
+            "Free space and rights there, or give another output.dir.",
+        )
+    )
 
 
 @dataclass(slots=True)

@@ -82,6 +82,19 @@ def test_one_process_at_a_time_trains_in_a_folder(tmp_path: Path) -> None:
         pass
 
 
+def test_a_lock_that_can_not_be_opened_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "taken" / ".lock").mkdir(parents=True)
+    for folder, why in ((tmp_path / "taken", "Is a directory"), (tmp_path / "gone", "No such")):
+        with pytest.raises(ConfigError) as raised, only_one(folder):
+            pass
+        said = str(raised.value)
+        assert f"{folder / '.lock'} ({why}" in said
+        assert "Free space and rights there" in said
+    # What goes wrong inside is not the lock's.
+    with pytest.raises(OSError, match="the training's own"), only_one(tmp_path):
+        raise OSError("the training's own")
+
+
 @pytest.mark.parametrize(
     ("outcome", "code", "said"),
     [
