@@ -5,7 +5,8 @@ PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 BIN := .venv/bin
 ARGS ?=
 # A file stays on one of two processes; the long ones, with workers of their own, begin.
-FAST := $(BIN)/python -m pytest -q -m "not gpu and not slow"
+# One thread each: torch's threads wait spinning, and two processes' of them for each other.
+FAST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not slow"
 PLACES := tests/end_to_end tests/ranks tests/canaries tests/unit
 SLOW := $(BIN)/python -m pytest -q -m "slow and not gpu and not night" --timeout=600
 # Real processes on a shared machine: what failed gets one second chance, alone, and stays in view.
