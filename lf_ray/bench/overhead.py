@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,8 +106,36 @@ def run_warm(
     return Side(name="ours", spans=_ordered(spans), total_s=total_s, start_s=start_s), num_steps
 
 
-def run_plain(config: SweepConfig, folder: Path, num_trials: int, num_steps: int) -> Side:
-    """Runs the same trials as a plain Ray Tune sweep over TorchTrainer."""
+def plain_limit_s(trials: Sequence[TrialRequest], seconds: float) -> float:
+    """Returns how long a plain sweep may take: each trial what a group's deadlines give one.
+
+    Args:
+        trials: of the sweep.
+        seconds: that the measured steps of one take on a warm group; ten times that is enough.
+    """
+    limits = [item.deadlines for item in trials]
+    return sum(d.start_s + d.first_batch_s + d.step_s + 10 * seconds for d in limits)
+
+
+def run_plain(
+    config: SweepConfig,
+    folder: Path,
+    trials: Sequence[TrialRequest],
+    limit_s: float,
+    function: Callable[..., None] | None = None,
+) -> Side:
+    """Runs the same trials as a plain Ray Tune sweep over TorchTrainer.
+
+    Args:
+        config: of the sweep.
+        folder: for what Ray writes.
+        trials: in order.
+        limit_s: after which Tune ends the trials that are left, by force ten seconds later.
+        function: that Tune runs; None takes the one that one would write.
+
+    Raises:
+        LfRayError: a trial failed, or did not come to its end in time.
+    """
     quiet(folder)
     # Its own defaults otherwise: a plain sweep polls its workers every 2 s.
     before = set_environment({"RAY_AIR_NEW_OUTPUT": "0", "RAY_USAGE_STATS_ENABLED": "0"})
@@ -119,22 +147,35 @@ def run_plain(config: SweepConfig, folder: Path, num_trials: int, num_steps: int
     )
     try:
         began_s, began_wall_s = time.monotonic(), _now_s()
-        trainable = tune.with_parameters(_plain_trial, config=config, folder=folder)
-        results = _tune(trainable, requests(config, num_trials, num_steps), folder / "plain")
+        plain = function or _plain_trial
+        trainable = tune.with_parameters(plain, config=config, folder=folder)
+        results = _tune(trainable, trials, folder / "plain", limit_s)
         total_s = time.monotonic() - began_s
     finally:
         ray.shutdown()
         set_environment(before)
-    spans = [
-        Span(first_step_s=item["first_step"], last_step_s=item["last_step"]) for item in results
-    ]
-    ordered = _ordered(spans)
+    ordered = _ordered(plain_spans(results, len(trials), limit_s))
     return Side(
         name="plain",
         spans=ordered,
         total_s=total_s,
         start_s=ordered[0].first_step_s - began_wall_s,
     )
+
+
+def plain_spans(
+    results: Sequence[Mapping[str, Any]], num_trials: int, limit_s: float
+) -> list[Span]:
+    """Returns when the steps of each plain trial ran, by what they reported.
+
+    Raises:
+        LfRayError: not all came to their end before Tune's time was over.
+    """
+    ended = [item for item in results if "last_step" in item]
+    if len(ended) < num_trials:
+        rule = f"{num_trials} plain trials end within {limit_s:.0f} s"
+        raise _lost(rule, f"{len(ended)} that did; the next one hung, or is far slower than ours")
+    return [Span(first_step_s=item["first_step"], last_step_s=item["last_step"]) for item in ended]
 
 
 def _plain_trial(options: dict[str, Any], config: SweepConfig, folder: Path) -> None:
@@ -192,13 +233,21 @@ def _now_s() -> float:
     return SystemClock().wall_s()
 
 
-def _tune(trainable: Any, trials: Sequence[TrialRequest], folder: Path) -> list[dict[str, Any]]:
-    """Returns the last result of each trial, run one after another."""
+def _tune(
+    trainable: Any, trials: Sequence[TrialRequest], folder: Path, limit_s: float | None = None
+) -> list[dict[str, Any]]:
+    """Returns the last result of each trial, run one after another, as far as time went.
+
+    A warm group has deadlines of its own and needs no `limit_s`.
+    """
     results = tune.Tuner(
         tune.with_resources(trainable, dict(HEAD_ONLY)),
         param_space={"request": tune.grid_search([json.dumps(item.to_json()) for item in trials])},
         tune_config=tune.TuneConfig(
-            max_concurrent_trials=1, reuse_actors=True, trial_dirname_creator=_dirname
+            max_concurrent_trials=1,
+            reuse_actors=True,
+            trial_dirname_creator=_dirname,
+            time_budget_s=limit_s,
         ),
         run_config=tune.RunConfig(
             name=folder.name, storage_path=str(folder.parent.resolve()), verbose=0
@@ -271,7 +320,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="lf_ray_overhead_") as name:
             folder = Path(name)
             ours, num_steps = run_warm(config, folder, options.trials, options.seconds)
-            plain = run_plain(config, folder, options.trials, num_steps)
+            trials = requests(config, options.trials, num_steps)
+            plain = run_plain(config, folder, trials, plain_limit_s(trials, options.seconds))
     except LfRayError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -4,7 +4,16 @@ import json
 
 import pytest
 
-from lf_ray.bench.overhead import Side, Span, requests, summary, table
+from lf_ray.bench.overhead import (
+    Side,
+    Span,
+    plain_limit_s,
+    plain_spans,
+    requests,
+    summary,
+    table,
+)
+from lf_ray.errors import LfRayError
 from lf_ray.settings import SweepConfig
 
 
@@ -39,3 +48,14 @@ def test_trials_differ_in_a_hot_knob_and_run_the_same_steps() -> None:
     assert len({item.id for item in trials}) == 7
     assert {item.budget.max_steps for item in trials} == {33}
     assert len({item.knobs["overlap.bucket_size_mb"] for item in trials}) == 5
+
+
+def test_a_plain_sweep_has_a_deadline_and_says_how_far_it_came() -> None:
+    trials = requests(SweepConfig(), 3, 33)
+    limits = trials[0].deadlines
+    each_s = limits.start_s + limits.first_batch_s + limits.step_s + 20.0
+    assert plain_limit_s(trials, 2.0) == pytest.approx(3 * each_s)
+    done = {"first_step": 1.0, "last_step": 2.0}
+    assert plain_spans([done] * 3, 3, 60.0) == [Span(first_step_s=1.0, last_step_s=2.0)] * 3
+    with pytest.raises(LfRayError, match=r"within 60 s\. Got 2 that did"):
+        plain_spans([done, done, {}], 3, 60.0)
