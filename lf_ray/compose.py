@@ -107,6 +107,7 @@ def check(config: SweepConfig) -> None:
         ("sweep.trials", config.sweep.trials, config.sweep.trials != 0, "at least 1"),
         ("sweep.minutes", config.sweep.minutes, (config.sweep.minutes or 1) > 0, "above 0"),
         ("cluster.workers", config.cluster.workers, config.num_workers >= 1, "at least 1"),
+        ("memory.limit_gb", config.memory.limit_gb, (config.memory.limit_gb or 1) > 0, "above 0"),
         (
             "measure.min_steps",
             config.measure.min_steps,

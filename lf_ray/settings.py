@@ -271,11 +271,18 @@ class MemorySettings:
     """Knobs: allocator backend and the arena's ladder of block sizes in GiB ("1-2-4-8").
 
     An arena without a ladder, or with "analysed", takes the one that its first step asks for.
+
+    Attributes:
+        total_size_gb: most that an arena's blocks may take, in GiB.
+        limit_gb: most that the allocator of each rank may reserve on its GPU, in GiB, whatever the
+            backend: to share a GPU, or to tune for one with less memory. What is beyond it does
+            not fit.
     """
 
     backend: MemoryBackend = MemoryBackend.caching
     block_sizes: str = "none"
     total_size_gb: float | None = None
+    limit_gb: float | None = None
 
 
 @dataclass(kw_only=True, slots=True)

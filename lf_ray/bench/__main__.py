@@ -8,7 +8,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-NAMES = ("step", "overhead", "search", "data", "memory", "comm")
+NAMES = ("step", "overhead", "search", "data", "memory", "comm", "grid")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

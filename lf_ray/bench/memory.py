@@ -58,17 +58,12 @@ class MemoryBench:
         name, _, ladder = backend.partition(":")
         config.memory.backend = MemoryBackend(name)
         config.memory.block_sizes = ladder or "none"
-        if self.cap_gib is not None and name == "arena" and ladder != "analysed":
-            config.memory.total_size_gb = self.cap_gib
+        config.memory.limit_gb = self.cap_gib
         return config
 
 
 def backend_row(place: RankPlace, bench: MemoryBench, backend: str) -> dict[str, Any]:
     """Returns one backend's row."""
-    device = torch.device(place.device)
-    if bench.cap_gib is not None and device.type == "cuda":
-        total_bytes = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(bench.cap_gib * GIB / total_bytes, device)
     config = bench.config(backend)
     session = Session(config, 0, 1, place.device, None, None, FusedParts(bench.mode))
     ladder = str(_prepared(session, config, bench.batch)["ladder"])

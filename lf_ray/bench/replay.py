@@ -15,6 +15,7 @@ import numpy as np
 
 from lf_ray.analysis.answer import num_ranks
 from lf_ray.analysis.points import gather
+from lf_ray.bench.contest.frozen import SUFFIX, read_table
 from lf_ray.clock import FakeClock
 from lf_ray.errors import RecordError, four_parts
 from lf_ray.measure import read_visit, tolerance
@@ -29,7 +30,7 @@ from lf_ray.protocol import (
     TrialRequest,
     change_cost,
 )
-from lf_ray.record.history import SweepHistory, read_journal
+from lf_ray.record.history import SweepHistory
 from lf_ray.search.space import Space, point_key, space_from_literal
 from lf_ray.testing.sim.cluster import measured_steps
 
@@ -48,17 +49,19 @@ class ReplayTable:
     def __init__(self, history: SweepHistory, name: str) -> None:
         self.name = name
         self.num_gpus = num_ranks(history)
-        self.records = _by_point(history.records)
+        self.records = _by_point(history)
         if not any(_is_measured(r) for group in self.records.values() for r in group):
             raise _useless(name, "no completed visit")
         self.space = _space(history, self.records)
         self.gradients = next((r.gradients for r in history.records if r.gradients), ())
         self.seconds = _seconds_by_change(history.records)
-        self._rates = {
+        rates = {
             point_key(point.knobs): point.throughput.value
             for point in gather(history.records).points
             if point.throughput is not None
         }
+        sources = {key: point_key(group[0].request.knobs) for key, group in self.records.items()}
+        self._rates = {key: rates[source] for key, source in sources.items() if source in rates}
 
     @property
     def recorded_frac(self) -> float:
@@ -158,20 +161,31 @@ class ReplayGroup:
 
 
 def replay_table(path: Path) -> ReplayTable:
-    """Returns a journal as a table.
+    """Returns a journal, or a frozen table, as a table.
 
     Raises:
         RecordError: it is no journal, or holds nothing that could be played back.
     """
-    return ReplayTable(read_journal(path), f"journal:{path.parent.name}")
+    history = read_table(path)
+    frozen = path.name.endswith(SUFFIX)
+    name = path.name.removesuffix(SUFFIX) if frozen else f"journal:{path.parent.name}"
+    return ReplayTable(history, name)
 
 
-def _by_point(records: Sequence[TrialRecord]) -> dict[str, list[TrialRecord]]:
-    """Returns the records that tell something of their point: measured, or infeasible."""
+def _by_point(history: SweepHistory) -> dict[str, list[TrialRecord]]:
+    """Returns the records that tell something of their point: measured, or infeasible.
+
+    A point that the sweep knew to come to the same as another, or not to fit either, has those.
+    """
     found: dict[str, list[TrialRecord]] = {}
-    for record in records:
+    by_id: dict[str, list[TrialRecord]] = {}
+    for record in history.records:
         if _is_measured(record) or record.outcome.kind is OutcomeKind.INFEASIBLE:
             found.setdefault(point_key(record.request.knobs), []).append(record)
+            by_id[record.point_id] = found[point_key(record.request.knobs)]
+    for point in history.dead:
+        if point.same_as in by_id:
+            found.setdefault(point_key(point.knobs), by_id[point.same_as])
     return found
 
 
@@ -185,6 +199,7 @@ def _space(history: SweepHistory, records: Mapping[str, Sequence[TrialRecord]]) 
     literal: dict[str, list[KnobValue]] = {}
     for name in header.space:
         values = {group[0].request.knobs[name] for group in records.values()}
+        values |= {point.knobs[name] for point in history.dead if point_key(point.knobs) in records}
         literal[name] = sorted(values, key=lambda value: (isinstance(value, str), value))
     return space_from_literal(literal, header.baseline_knobs)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from lf_ray.bench.arguments import json_line, whole
+from lf_ray.bench.contest.frozen import frozen_names, frozen_path
 from lf_ray.bench.contest.ledger import Scores
 from lf_ray.bench.contest.race import (
     ABLATIONS,
@@ -43,7 +44,10 @@ _CURVE_POINTS = 12
 @lru_cache(maxsize=8)
 def ground(name: str) -> tuple[Table, Ranking]:
     """Returns a table by name, or by the path of a journal, with its ranking."""
-    table: Table = SimTable(name) if name in SPACES else replay_table(Path(name))
+    if name in SPACES:
+        table: Table = SimTable(name)
+    else:
+        table = replay_table(frozen_path(name) if name in frozen_names() else Path(name))
     return table, Ranking(table)
 
 
@@ -191,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
         "--tables",
         nargs="+",
         default=list(DEFAULT_TABLES),
-        help="simulated clusters, or paths of journals; everybody plays on the first",
+        help="simulated clusters, frozen tables, or journals; everybody plays on the first",
     )
     parser.add_argument("--seeds", type=whole(1), default=20)
     parser.add_argument("--trials", type=whole(1), default=80, help="trials that each peer gets")

@@ -5,7 +5,7 @@ One order for every sweep: settings, what can be refused, data, journal, groups,
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,6 +54,7 @@ from lf_ray.settings import SweepConfig, Trainer, knobs_of
 from lf_ray.testing.sim.cluster import SimulatedCluster
 
 EXIT_REFUSED = 2
+MakePlanner = Callable[[Space, Rules], SweepPlanner]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +78,7 @@ class Opened:
     searches: Stages
 
 
-def run_sweep(
+def run_sweep(  # noqa: PLR0913 - the one entrance for scripts, benchmarks and tests
     name: str,
     literal: Literal | Stages,
     argv: Sequence[str],
@@ -86,6 +87,7 @@ def run_sweep(
     about: str = "",
     machine: Machine | None = None,
     clock: Clock | None = None,
+    make_planner: MakePlanner | None = None,
 ) -> int:
     """Runs a sweep from its command line to its answer, and returns the exit code.
 
@@ -97,6 +99,7 @@ def run_sweep(
         about: the script's own words, for --help.
         machine: what there is; detected when None.
         clock: dates and durations; the machine's own when None.
+        make_planner: what says what comes next; None takes search itself, or that of stages.
     """
     if any(word in ("-h", "--help") for word in argv):
         _print_help(name, about)
@@ -110,7 +113,7 @@ def run_sweep(
             return EXIT_REFUSED
         stack.enter_context(opened.journal)
         try:
-            return _run(opened, launch)
+            return _run(opened, launch, make_planner)
         except LfRayError as error:
             sys.stderr.write(f"{error}\n")
             return 1
@@ -178,7 +181,7 @@ def _clock_of(config: SweepConfig) -> Clock:
     return FakeClock(epoch_s=machine.wall_s()) if is_simulated(config) else machine
 
 
-def _run(opened: Opened, launch: Launch) -> int:
+def _run(opened: Opened, launch: Launch, make_planner: MakePlanner | None) -> int:
     log_to(opened.folder / "sweep.log")
     config = opened.config
     display = Display(sys.stdout, opened.clock)
@@ -188,12 +191,12 @@ def _run(opened: Opened, launch: Launch) -> int:
     answer = None
     with Interruption().armed() as interruption, display:
         if is_simulated(config):
-            stop = _simulate(opened, observers)
+            stop = _simulate(opened, observers, make_planner)
         else:
             with launch.open_groups(config, opened.folder) as groups:
                 left_over = groups.left_over
                 stop = run_on_tune(
-                    conductor_of(opened, observers, groups.num_groups),
+                    conductor_of(opened, observers, groups.num_groups, make_planner),
                     groups.trainable,
                     opened.folder,
                     num_groups=groups.num_groups,
@@ -210,7 +213,12 @@ def _run(opened: Opened, launch: Launch) -> int:
     return interruption.end_process(stop.exit_code or answer.exit_code)
 
 
-def conductor_of(opened: Opened, observers: Sequence[Observer], num_groups: int) -> Conductor:
+def conductor_of(
+    opened: Opened,
+    observers: Sequence[Observer],
+    num_groups: int,
+    make_planner: MakePlanner | None = None,
+) -> Conductor:
     """Returns the sweep's one path of events, begun."""
     config = opened.config
     prior = prior_of(config, opened.space, opened.header["machine"]["gpus"])
@@ -218,7 +226,9 @@ def conductor_of(opened: Opened, observers: Sequence[Observer], num_groups: int)
     rules = rules_of(config, num_groups=num_groups, enqueued=enqueued)
     proposer = proposer_of(config.sweep.sampler)
     planner: SweepPlanner = Planner(opened.space, rules, proposer)
-    if opened.searches:
+    if make_planner is not None:
+        planner = make_planner(opened.space, rules)
+    elif opened.searches:
         # Each stage tries its own knobs of what is suggested, from where it begins.
         stages = _stages(opened.space, opened.searches, config, rules)
         planner = StagedPlanner(opened.space, stages, rules, proposer, config.num_workers)
@@ -229,11 +239,13 @@ def conductor_of(opened: Opened, observers: Sequence[Observer], num_groups: int)
     return conductor
 
 
-def _simulate(opened: Opened, observers: Sequence[Observer]) -> Stop:
+def _simulate(
+    opened: Opened, observers: Sequence[Observer], make_planner: MakePlanner | None
+) -> Stop:
     """Runs the sweep on a model of the cluster, whose clock is the sweep's."""
     assert isinstance(opened.clock, FakeClock)
     cluster = SimulatedCluster(opened.config.cluster.kind, opened.config.sweep.seed, opened.clock)
-    return run_in_process(conductor_of(opened, observers, 1), cluster.run)
+    return run_in_process(conductor_of(opened, observers, 1, make_planner), cluster.run)
 
 
 def _answer(opened: Opened, sink: MlflowSink) -> Answer:

@@ -101,7 +101,7 @@ class Planner:
         if over:
             return Stop(over, 0)
         if state.orphans:
-            return _again(state)
+            return again_decision(state)
         baseline = baseline_decision(state, rules)
         if baseline is not None:
             return baseline
@@ -169,7 +169,7 @@ def exit_code(state: SweepState) -> int:
     return int(bool(others) and all(point.outcome.kind in bad for point in others))
 
 
-def _again(state: SweepState) -> Decision:
+def again_decision(state: SweepState) -> Decision:
     """Returns a request that was under way when the sweep was interrupted, once more."""
     request = next(iter(state.orphans.values()))
     if state.starts[request.id] >= MAX_STARTS:

@@ -37,7 +37,8 @@ class PlainDdp:
         model = parts.model(config, self._device)
         frozen = torch.bfloat16 if self._device.type == "cuda" else torch.float32
         cast_parameters(model, frozen=frozen, trainable=torch.float32)
-        model.train()
+        # Heads that never run were left on the host; plain data-parallel training takes all along.
+        model.to(self._device).train()
         self._draw_shapes = model.draw_shapes(batch_size)
         self._parameters = [item for item in model.parameters() if item.requires_grad]
         self._model: nn.Module = DistributedDataParallel(model, process_group=place.work_group)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lf_ray.measure.interval import between_visits, pooled
+from lf_ray.measure.interval import Between, between_visits, pooled
 from lf_ray.measure.interval import throughput as rate_of
 from lf_ray.protocol import (
     ARITHMETIC_KNOBS,
@@ -257,17 +257,19 @@ class Mirror:
                 found[f"{EFFECTIVE}{clean_key(name)}"] = param_text(value)
         return found
 
-    def _pooled(self, point_id: str) -> tuple[Interval, int] | None:
+    def _between(self) -> Between:
+        return between_visits([_step_times(visits) for visits in self.visits.values()])
+
+    def _pooled(self, point_id: str, between: Between) -> tuple[Interval, int] | None:
         group = [record for record in self.visits[point_id] if is_measured(record)]
         if not group:
             return None
-        between = between_visits([_step_times(visits) for visits in self.visits.values()])
         step_s = pooled(_step_times(group), between)
         return step_s, group[0].samples_per_step
 
     def _pooled_update(self, point_id: str, at_s: float) -> RunUpdate:
         """Returns a trial's mean over its visits so far, as its latest value."""
-        found = self._pooled(point_id)
+        found = self._pooled(point_id, self._between())
         assert found is not None
         step_s, samples_per_step = found
         own = next((r for r in self.visits[point_id] if r.request.id == point_id), None)
@@ -296,7 +298,8 @@ class Mirror:
         return [RunUpdate(key=SWEEP, metrics=tuple(finite(points)[0]))]
 
     def _throughputs(self) -> dict[str, float]:
-        found = {point_id: self._pooled(point_id) for point_id in self.visits}
+        between = self._between()
+        found = {point_id: self._pooled(point_id, between) for point_id in self.visits}
         return {name: rate_of(*pair).value for name, pair in found.items() if pair is not None}
 
     def _best_trial(self) -> str:

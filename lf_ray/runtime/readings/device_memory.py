@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from lf_ray.runtime.memory import MemoryPool, analyze_tensor_shapes, ladder_name
+from lf_ray.runtime.memory.ladder import GIB
 from lf_ray.settings import MemoryBackend, MemorySettings
 
 # The ladder that is taken from the step's own segments; also what no ladder at all comes to.
@@ -22,7 +23,7 @@ class DeviceMemory:
     model and its buffers, which never move, lie outside; the arena opens at `fit`.
 
     Args:
-        settings: backend and ladder; the caching backend and a CPU need nothing.
+        settings: backend, ladder and limit; a CPU needs nothing.
         device: where the model will be.
 
     Raises:
@@ -34,8 +35,12 @@ class DeviceMemory:
         self._scope = ExitStack()
         self._settings, self._device = settings, device
         self.pool: MemoryPool | None = None
+        self._limit_bytes: float | None = None
         self._predicted_frac: float | None = None
-        if device.type != "cuda" or settings.backend is MemoryBackend.caching:
+        if device.type != "cuda":
+            return
+        self._limit()
+        if settings.backend is MemoryBackend.caching:
             return
         if not self._waits:
             self._open(settings.block_sizes)
@@ -63,11 +68,14 @@ class DeviceMemory:
         return ladder_name(self.pool.block_sizes)
 
     def bytes(self) -> dict[str, float]:
-        """Returns what the pool holds, beside PyTorch's own numbers."""
+        """Returns what the pool holds, beside PyTorch's own numbers; a limit is all there is."""
+        found: dict[str, float] = {}
+        if self._limit_bytes is not None:
+            found["device_total"] = self._limit_bytes
         if self.pool is None:
-            return {}
+            return found
         stats = self.pool.stats()
-        found = {"pool_reserved": float(stats.reserved_bytes), "pool_gap": float(stats.gap_bytes)}
+        found |= {"pool_reserved": float(stats.reserved_bytes), "pool_gap": float(stats.gap_bytes)}
         if stats.blocks:
             found["blocks"] = float(sum(size for size, _ in stats.blocks))
             found["num_blocks"] = float(len(stats.blocks))
@@ -96,6 +104,21 @@ class DeviceMemory:
             self.pool.close()
         self.pool = None
 
+    def _most_gb(self) -> float | None:
+        """Returns what a pool may take: an arena's blocks are no part of PyTorch's own limit."""
+        if self._limit_bytes is None:
+            return self._settings.total_size_gb
+        left_gb = (self._limit_bytes - torch.cuda.memory_reserved(self._device)) / GIB
+        return min(left_gb, self._settings.total_size_gb or left_gb)
+
+    def _limit(self) -> None:
+        """Lets PyTorch's allocator reserve no more than the settings say."""
+        if self._settings.limit_gb is None:
+            return
+        total_bytes = torch.cuda.get_device_properties(self._device).total_memory
+        self._limit_bytes = min(self._settings.limit_gb * GIB, float(total_bytes))
+        torch.cuda.set_per_process_memory_fraction(self._limit_bytes / total_bytes, self._device)
+
     @property
     def _waits(self) -> bool:
         arena = self._settings.backend is MemoryBackend.arena
@@ -105,7 +128,7 @@ class DeviceMemory:
         # expandable segments have no ladder; the pool's own default stands for none
         given = {} if ladder == _NONE else {"block_sizes": ladder}
         self.pool = MemoryPool(
-            self._settings.total_size_gb,
+            self._most_gb(),
             backend=self._settings.backend.value,
             device=self._device,
             **given,  # type: ignore[arg-type]

@@ -103,7 +103,7 @@ def test_an_analysed_arena_is_asked_for_by_name() -> None:
     bench = MemoryBench("nano", 56, 2, 4, (4,), 20.0, "graph")
     config = bench.config("arena:analysed")
     assert (config.memory.backend.value, config.memory.block_sizes) == ("arena", "analysed")
-    assert bench.config("arena:1-2").memory.total_size_gb == 20.0
+    assert bench.config("arena:1-2").memory.limit_gb == 20.0
 
 
 @pytest.mark.slow
