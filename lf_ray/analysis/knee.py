@@ -309,7 +309,8 @@ def _resample(readings: Sequence[Reading], between_frac: float, rng: np.random.G
     """Returns bootstrap draws of the ladder's throughputs: over visits, then batches.
 
     Few visits can't show how far visits differ, so that part is drawn from `between_frac`, which
-    is pooled over the whole sweep; batches are drawn with replacement within each visit.
+    is pooled over the whole sweep; batches are drawn with replacement within each visit. What
+    visits share with a start of their workers is drawn once for all of them.
     """
     draws = np.full((NUM_RESAMPLES, len(readings)), np.nan)
     by_point: dict[str | None, Floats] = {}  # values that come to the same thing move together
@@ -319,7 +320,10 @@ def _resample(readings: Sequence[Reading], between_frac: float, rng: np.random.G
         if reading.point_id not in by_point:
             drawn = [_resample_visit(visit, rng) for visit in reading.visits]
             noise = 1 + between_frac * rng.standard_normal((len(drawn), NUM_RESAMPLES))
-            by_point[reading.point_id] = np.mean(np.array(drawn) * noise, axis=0)
+            mean = np.mean(np.array(drawn) * noise, axis=0)
+            if reading.start_frac:
+                mean = mean * (1 + reading.start_frac * rng.standard_normal(NUM_RESAMPLES))
+            by_point[reading.point_id] = mean
         draws[:, column] = by_point[reading.point_id]
     return draws
 

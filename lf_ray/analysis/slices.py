@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lf_ray.analysis.points import Point, Visit, knob_key
-from lf_ray.protocol import KnobValue, OutcomeKind
+from lf_ray.protocol import ChangeCost, Knobs, KnobValue, OutcomeKind, change_cost
 from lf_ray.record.history import DeadPoint
 
 _BUCKET = "overlap.bucket_size_mb"
@@ -41,6 +41,8 @@ class Reading:
         point_id: whose measurement this is; two values with one id come to the same thing.
         usable: it was measured and may be chosen.
         note: why it may not be chosen, in words, where it was tried.
+        start_frac: error that its visits share with their start of the workers, where the ladder's
+            values need workers of their own; 0 where all run in the same.
     """
 
     value: KnobValue
@@ -49,6 +51,7 @@ class Reading:
     usable: bool
     note: str = ""
     sent_mib: float | None = None
+    start_frac: float = 0.0
 
     @property
     def is_missing(self) -> bool:
@@ -111,11 +114,12 @@ def slice_of(
         by_key.setdefault(point.key, []).append(point)
     by_id = {point.id: point for point in points}
     twins = {knob_key(item.knobs): by_id[item.same_as] for item in dead if item.same_as in by_id}
+    apart = any(_needs_others(best.knobs, {**best.knobs, knob: value}) for value in values)
     readings = []
     for value in values:
         key = knob_key({**best.knobs, knob: value})
         found = by_key.get(key) or ([twins[key]] if key in twins else [])
-        readings.append(_reading(value, found))
+        readings.append(_reading(value, found, apart))
     return Slice(
         knob=knob,
         readings=tuple(readings),
@@ -148,7 +152,11 @@ def in_words(knob: str, value: KnobValue) -> str:
     return f"{text} {unit}" if unit else text
 
 
-def _reading(value: KnobValue, found: Sequence[Point]) -> Reading:
+def _needs_others(one: Knobs, other: Knobs) -> bool:
+    return change_cost(one, other) is ChangeCost.RESTART
+
+
+def _reading(value: KnobValue, found: Sequence[Point], apart: bool) -> Reading:
     if not found:
         return Reading(value=value, point_id=None, visits=(), usable=False)
     visits = tuple(visit for point in found for visit in point.visits)
@@ -167,6 +175,7 @@ def _reading(value: KnobValue, found: Sequence[Point]) -> Reading:
         usable=usable,
         note=note,
         sent_mib=_sent_mib(own),
+        start_frac=own.start_frac if apart else 0.0,
     )
 
 

@@ -191,6 +191,8 @@ def pooled(visits: Sequence[Interval], between: Between | float = ASSUMED_BETWEE
 
 def widened(interval: Interval, frac: float) -> Interval:
     """Returns the interval with one more independent error, a standard deviation as a share."""
+    if not frac:
+        return interval
     reach = Z_95 * frac * interval.value
     return Interval(
         value=interval.value,

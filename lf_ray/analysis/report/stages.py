@@ -3,13 +3,13 @@
 import math
 
 from lf_ray.analysis.answer import Answer
+from lf_ray.analysis.gain import gain_over
 from lf_ray.analysis.report.tables import Table
 from lf_ray.analysis.slices import in_words
 from lf_ray.analysis.staged.convergence import Convergence
 from lf_ray.analysis.staged.multiply import Multiplied
 from lf_ray.analysis.staged.named import BatchAnswer, Named
 from lf_ray.analysis.staged.stages import ALL, BASELINE
-from lf_ray.measure.interval import ratio
 from lf_ray.protocol import Interval, Knobs
 
 _SIDES = {BASELINE: "the baseline", ALL: "all winners together"}
@@ -149,8 +149,8 @@ def _together_table(answer: Answer) -> Table:
     for label, point in answer.together.points.items():
         rate = point.throughput if point else None
         gain = found.joint if label == ALL else found.singles.get(label)
-        if gain is None and rate and base and label != BASELINE:
-            gain = ratio(rate, base)
+        if gain is None and point and rate and baseline and base and label != BASELINE:
+            gain = gain_over(baseline, point)
         rows.append(
             (
                 _SIDES.get(label, label if label.startswith("all but") else f"{label} alone"),

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from lf_ray.analysis.gain import gain_over
 from lf_ray.analysis.points import Point, eligible
 from lf_ray.measure.gradient_noise import (
     efficiency_interval,
@@ -15,7 +16,6 @@ from lf_ray.measure.gradient_noise import (
     noise_scale,
     pooled_noise,
 )
-from lf_ray.measure.interval import ratio
 from lf_ray.protocol import Interval, TrialRecord
 
 
@@ -50,9 +50,7 @@ def worths(points: Sequence[Point], baseline: Point, scale: Interval) -> tuple[W
     for point in eligible(points):
         assert point.throughput is not None
         worth = efficiency_interval(scale, point.samples_per_step, base)
-        gain = ratio(point.throughput, baseline.throughput)
-        if point.id == baseline.id:
-            gain = _exactly_one(point.throughput)
+        gain = gain_over(baseline, point)
         found.append(
             Worth(
                 point=point,
@@ -85,10 +83,6 @@ def product(one: Interval, other: Interval) -> Interval:
         num_steps=one.num_steps,
         num_visits=one.num_visits,
     )
-
-
-def _exactly_one(rate: Interval) -> Interval:
-    return Interval(value=1.0, lo=1.0, hi=1.0, num_steps=rate.num_steps, num_visits=rate.num_visits)
 
 
 def _log(above: float, below: float) -> float:

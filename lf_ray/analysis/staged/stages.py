@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lf_ray.analysis.gain import gain_over
 from lf_ray.analysis.points import Gathered, Point, eligible, gather
 from lf_ray.analysis.staged.convergence import Convergence, Run, convergence_of, runs_of
-from lf_ray.analysis.staged.multiply import Multiplied, multiplied
+from lf_ray.analysis.staged.multiply import Multiplied, multiplied, shared_of
 from lf_ray.protocol import Interval, Knobs, Purpose, TrialRecord
 from lf_ray.record.events import JournalEvent
 from lf_ray.record.history import SweepHistory, history_of
@@ -194,6 +194,7 @@ def together_of(chapters: Sequence[Chapter], delta: float) -> Together | None:
         {label: _rate(point) for label, point in alone.items()},
         _rate(joint),
         delta,
+        shared_of(baseline, alone, joint),
     )
     return Together(gathered=gathered, points=points, found=found)
 

@@ -7,8 +7,9 @@ answer is clear, every side has had its share, or the time is up.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from lf_ray.analysis.points import Point
 from lf_ray.analysis.staged.convergence import changed_arithmetic
-from lf_ray.analysis.staged.multiply import Multiply, multiplied
+from lf_ray.analysis.staged.multiply import Multiply, multiplied, shared_of
 from lf_ray.analysis.staged.stages import ALL, ALL_BUT, BASELINE
 from lf_ray.protocol import Interval, Knobs, KnobValue, Purpose, TrialRequest
 from lf_ray.record.events import JournalEvent
@@ -121,18 +122,19 @@ class TogetherPlanner:
     def _verdict(self) -> str:
         """Returns the verdict in words once it can't be undetermined any more."""
         known = [side for side in self._sides if not side.label.startswith(ALL_BUT)]
-        rates = {side.label: self._rate(side) for side in known}
-        baseline = rates.pop(BASELINE)
-        joint = rates.pop(ALL, None)
-        if baseline is None or joint is None:
+        points = {side.label: self._point(side) for side in known}
+        baseline, joint = points.pop(BASELINE), points.pop(ALL, None)
+        base, together = _rate(baseline), _rate(joint)
+        if base is None or together is None:
             return ""
-        found = multiplied(baseline, rates, joint, self.rules.delta)
+        rates = {label: _rate(point) for label, point in points.items()}
+        shared = shared_of(baseline, points, joint)
+        found = multiplied(base, rates, together, self.rules.delta, shared)
         return "" if found.verdict is Multiply.UNDETERMINED else str(found.verdict)
 
-    def _rate(self, side: Side) -> Interval | None:
+    def _point(self, side: Side) -> Point | None:
         known = self.state.point_at(side.knobs)
-        point = self.state.points.get(known) if known else None
-        return point.throughput if point else None
+        return self.state.points.get(known) if known else None
 
     def _visit(self, side: Side, count: int) -> Request:
         words = f"{_in_words(side.label)}, visit {count + 1}"
@@ -142,6 +144,10 @@ class TogetherPlanner:
         else:
             request = revisit(self.state, self.rules, known, words, Purpose.SLICE)
         return Request(unraced(request.request), words)
+
+
+def _rate(point: Point | None) -> Interval | None:
+    return point.throughput if point else None
 
 
 def unraced(request: TrialRequest) -> TrialRequest:

@@ -76,3 +76,22 @@ def test_errors_of_a_product_add_in_quadrature() -> None:
     other = Interval(value=3.0, lo=3.0, hi=3.0, num_steps=1, num_visits=1)
     assert product(one, other).lo == pytest.approx(5.4)
     assert product(one, one).lo == pytest.approx(4 * np.exp(-np.hypot(*[np.log(2 / 1.8)] * 2)))
+
+
+def test_a_batch_in_other_workers_carries_the_error_of_their_start(
+    make_record: MakeRecord,
+) -> None:
+    found = points(make_record, 4000.0, {8: 100.0, 16: 103.0})
+    scale = Interval(value=4000.0, lo=3900.0, hi=4100.0, num_steps=12, num_visits=2)
+    caching, started = {"memory.backend": "caching"}, []
+    for point in found:
+        knobs = {**point.knobs, **caching}
+        started.append(dataclasses.replace(point, knobs=knobs, start_frac=0.02))
+    moved = dataclasses.replace(
+        started[1], knobs={**started[1].knobs, "memory.backend": "expandable"}
+    )
+    same, apart = worths(started, started[0], scale), worths([started[0], moved], started[0], scale)
+    assert same[0].gain.lo > 1.01
+    assert apart[0].gain.lo < 1
+    assert apart[0].gain.value == same[0].gain.value
+    assert apart[-1].gain.hi == 1  # the baseline over itself

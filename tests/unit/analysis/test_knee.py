@@ -279,3 +279,27 @@ def test_the_interval_holds_the_true_knee(make_record: Make) -> None:
         widths.append(np.log2(float(knee.hi) / float(knee.lo)))
     assert np.mean(covered) >= 0.93
     assert np.mean(widths) < 2.0
+
+
+def test_values_that_need_workers_of_their_own_carry_the_error_of_a_start(
+    make_record: Make,
+) -> None:
+    knees = {}
+    for knob, values in (
+        ("pipeline.prefix", ("off", "on")),
+        ("memory.backend", ("caching", "expandable")),
+    ):
+        curve: dict[KnobValue, float | None] = {values[0]: 95.6, values[1]: 100.0}
+        along = _slice(make_record, curve, knob=knob, between_frac=0.015, visits=12, best=values[1])
+        knees[knob] = knee_estimate(along, between_frac=0.015), along
+    same, apart = knees["pipeline.prefix"], knees["memory.backend"]
+    # The same readings: twelve visits of one start are twelve readings, but one of the start.
+    means = [
+        [v.throughput.value for r in along.readings for v in r.visits] for _, along in (same, apart)
+    ]
+    assert means[0] == means[1]
+    assert all(reading.start_frac == 0 for reading in same[1].readings)
+    assert all(reading.start_frac > 0.005 for reading in apart[1].readings)
+    assert (same[0].lo, same[0].hi) == ("on", "on")
+    assert (apart[0].lo, apart[0].hi) == ("caching", "expandable")
+    assert apart[0].confidence_frac < same[0].confidence_frac
