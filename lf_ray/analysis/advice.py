@@ -3,12 +3,16 @@
 Pure. A sweep that is bound by its data, or that has nothing left to gain, must say so.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from lf_ray.analysis.points import Point
+from lf_ray.measure.clusters import PartRatio, part_ratio
+from lf_ray.measure.interval import MIN_REPEATS
 
 DATA_BOUND_FRAC = 0.2
+_MAX_RUNS, _MIN_RUN_STEPS = 10, 4
 _REMOVABLE = {
     "data": ("wait", "loader"),
     "communication": ("exposed",),
@@ -24,14 +28,19 @@ class Roofline:
         shares: of the step by phase, largest first; what no phase accounts for is "other".
         removable_s: seconds a step that tuning could at best take out, by what they are lost to.
         bound: how many times faster a step without them would be.
-        wait_frac: share of the step that waits for data.
+        wait: share of the step that waits for data, with its interval.
     """
 
     step_s: float
     shares: Mapping[str, float]
     removable_s: Mapping[str, float]
     bound: float
-    wait_frac: float
+    wait: PartRatio
+
+    @property
+    def wait_frac(self) -> float:
+        """Returns the share of the step that waits for data."""
+        return self.wait.value
 
     @property
     def data_bound(self) -> bool:
@@ -44,26 +53,54 @@ def roofline(point: Point) -> Roofline | None:
     if point.step_s is None:
         return None
     step_s = point.step_s.value
-    wait_frac = wait_share(point)
-    removable = _removable_s(point, step_s, wait_frac)
+    wait = wait_of(point)
+    removable = _removable_s(point, step_s, wait.value)
     left_s = max(step_s - sum(removable.values()), 0.05 * step_s)
     return Roofline(
         step_s=step_s,
         shares=_shares(point.phases_s, step_s),
         removable_s=removable,
         bound=step_s / left_s,
-        wait_frac=wait_frac,
+        wait=wait,
     )
 
 
 def wait_share(point: Point) -> float:
     """Returns the share of steady time that the slowest rank's step waited for its data."""
-    waited, total = 0.0, 0.0
-    for record in point.records:
-        if record.trace is not None and record.step_s is not None:
-            waited += sum(record.trace.wait_s[record.steady_from :])
-            total += sum(record.trace.wall_s[record.steady_from :])
-    return waited / total if total else 0.0
+    return wait_of(point).value
+
+
+def wait_of(point: Point) -> PartRatio:
+    """Returns that share with its interval.
+
+    Its parts are visits where there are five or more, as with the between-visit part of a step
+    time, else runs of neighbouring steps within visits.
+    """
+    visits = [
+        list(zip(record.trace.wait_s, record.trace.wall_s))[record.steady_from :]
+        for record in point.records
+        if record.trace is not None and record.step_s is not None
+    ]
+    parts = (
+        visits if len(visits) >= MIN_REPEATS else [run for steps in visits for run in _runs(steps)]
+    )
+    waited = [sum(wait_s for wait_s, _ in steps) for steps in parts]
+    walls = [sum(wall_s for _, wall_s in steps) for steps in parts]
+    return part_ratio(waited, walls) or PartRatio(value=0.0, lo=None, hi=None, num_parts=0)
+
+
+def _runs(steps: Sequence[tuple[float, float]]) -> list[Sequence[tuple[float, float]]]:
+    num_runs = max(1, min(_MAX_RUNS, len(steps) // _MIN_RUN_STEPS))
+    bounds = [round(index * len(steps) / num_runs) for index in range(num_runs + 1)]
+    return [steps[lo:hi] for lo, hi in pairwise(bounds)]
+
+
+def share_in_words(share: PartRatio, digits: int = 0) -> str:
+    """Returns a share in percent with its interval, where it has one."""
+    said = f"{share.value:.{digits}%}"
+    if share.lo is None or share.hi is None:
+        return said
+    return f"{said} (95 %: {share.lo:.{digits}%} to {share.hi:.{digits}%})"
 
 
 def advice_in_words(baseline: Roofline | None, best: Roofline | None) -> tuple[str, ...]:
@@ -76,7 +113,7 @@ def advice_in_words(baseline: Roofline | None, best: Roofline | None) -> tuple[s
         return tuple(said)
     if best.data_bound:
         said.append(
-            f"The step waits for data {best.wait_frac:.0%} of the time: raise data.workers, "
+            f"The step waits for data {share_in_words(best.wait)} of the time: raise data.workers, "
             "cache decoded frames, or sweep the input path (sweeps/data.py) first; bucket and "
             "ratio can't be judged while the data is the limit."
         )

@@ -92,7 +92,9 @@ class TrainingMirror:
             elif line["event"] == "step":
                 self._steps.append(line)
             elif line["event"] == "action_error" and "scaled" in line:
-                self._send_numbers({"action_error": line["scaled"]}, line["step"])
+                ends = {f"action_error_{end}": line.get(f"scaled_{end}") for end in ("lo", "hi")}
+                known = {name: value for name, value in ends.items() if value is not None}
+                self._send_numbers({"action_error": line["scaled"], **known}, line["step"])
         if self._clock.monotonic_s() - self._sent_s >= _POINT_EVERY_S:
             self._send_steps()
 

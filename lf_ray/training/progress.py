@@ -111,11 +111,26 @@ def action_error_words(line: Line) -> str:
     if "error" in line:
         return f"action error not measured: {line['error']}"
     which = "held-out" if line["held_out"] else "training (none was held out)"
-    groups = ", ".join(f"{name} {float(value):.3g}" for name, value in line["by_group"].items())
+    all_ends = line.get("by_group_ends", {})
+    groups = ", ".join(
+        f"{name} {float(value):.3g}{_ends(all_ends.get(name), '.3g')}"
+        for name, value in line["by_group"].items()
+    )
+    ends = _ends((line.get("scaled_lo"), line.get("scaled_hi")), ".4g")
+    alone = "; one episode gives no interval" if not ends and line["num_episodes"] == 1 else ""
     return (
         f"action error (MAE, {line['num_samples']} samples of {line['num_episodes']} {which} "
-        f"episodes): {float(line['scaled']):.4g} normalised; in the robot's units: {groups}"
+        f"episodes): {float(line['scaled']):.4g} normalised{ends}; in the robot's units: {groups}"
+        f"{alone}"
     )
+
+
+def _ends(ends: Sequence[float | str | None] | None, digits: str) -> str:
+    """Returns a 95 % interval over episodes, "" where there is none."""
+    if ends is None or ends[0] is None or ends[1] is None:
+        return ""
+    lo, hi = ends[0], ends[1]
+    return f" (95 %: {float(lo):{digits}} to {float(hi):{digits}})"
 
 
 class Progress:

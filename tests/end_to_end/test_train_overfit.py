@@ -67,10 +67,10 @@ def test_nano_learns_one_real_episode_by_heart(gr1_path: Path, tmp_path: Path) -
         "what": "overfit",
         "steps": NUM_STEPS,
         "loss_ratio": round(ratio, 4),
-        "action_error": round(found.scaled, 4),
+        "action_error": round(found.scaled.value, 4),
         "cpu_s": round(spent_s, 1),
     }
     sys.stdout.write(json.dumps(measured) + "\n")
     assert found.num_samples == 64
     assert ratio <= MAX_LOSS_RATIO, measured
-    assert found.scaled <= MAX_ACTION_ERROR, measured
+    assert found.scaled.value <= MAX_ACTION_ERROR, measured

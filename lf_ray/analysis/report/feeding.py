@@ -6,7 +6,7 @@ the command line of those that do.
 
 from collections.abc import Sequence
 
-from lf_ray.analysis.advice import wait_share
+from lf_ray.analysis.advice import share_in_words, wait_of, wait_share
 from lf_ray.analysis.answer import Answer
 from lf_ray.analysis.points import Point, eligible
 from lf_ray.analysis.slices import in_words
@@ -36,9 +36,9 @@ def feeding_words(answer: Answer) -> list[str]:
     if not fed:
         least = min(points, key=wait_share)
         return [
-            f"No setting tried feeds {a_step}: the least wait is {wait_share(least):.0%} of the "
-            f"time, with {_in_words(least)}. Cache decoded frames (data.cache=true), or give it "
-            "more cores."
+            f"No setting tried feeds {a_step}: the least wait is {share_in_words(wait_of(least))} "
+            f"of the time, with {_in_words(least)}. Cache decoded frames (data.cache=true), or "
+            "give it more cores."
         ]
     said = [f"Fewest workers that never starve {a_step}: {_settled(fed)}."]
     uncached = [point for point in points if point.knobs.get("data.cache") is False]
@@ -48,7 +48,7 @@ def feeding_words(answer: Answer) -> list[str]:
             f"Without the frame cache: {_settled(fed)}."
             if fed
             else "Without the frame cache nothing that was tried feeds it: the least wait is "
-            f"{min(map(wait_share, uncached)):.0%} of the time."
+            f"{share_in_words(wait_of(min(uncached, key=wait_share)))} of the time."
         )
     return said
 
@@ -81,7 +81,8 @@ def _fed(points: Sequence[Point]) -> list[Point]:
 
 def _settled(fed: Sequence[Point]) -> str:
     fewest = min(fed, key=_cost)
-    return f"{_in_words(fewest)}; it waits for data {wait_share(fewest):.2%} of the time"
+    waits = share_in_words(wait_of(fewest), digits=2)
+    return f"{_in_words(fewest)}; it waits for data {waits} of the time"
 
 
 def _cost(point: Point) -> tuple[float, ...]:

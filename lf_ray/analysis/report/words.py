@@ -1,6 +1,6 @@
 """The answer in words: what is printed at the end of a sweep and stands first in its report."""
 
-from lf_ray.analysis.advice import advice_in_words
+from lf_ray.analysis.advice import advice_in_words, share_in_words
 from lf_ray.analysis.answer import Answer, Verdict, device, num_ranks
 from lf_ray.analysis.gain import economics, gain_over
 from lf_ray.analysis.knee import Knee, KneeStatus
@@ -18,8 +18,8 @@ def headline(answer: Answer) -> str:
     if answer.verdict is Verdict.DATA_BOUND:
         assert answer.roofline is not None
         return (
-            f"Data-bound: the step waits for its data {answer.roofline.wait_frac:.0%} of the "
-            "time. Keep the baseline and speed up the input path first."
+            f"Data-bound: the step waits for its data {share_in_words(answer.roofline.wait)} "
+            "of the time. Keep the baseline and speed up the input path first."
         )
     if not answer.history.header.space and answer.baseline and answer.baseline.step_s:
         return f"The baseline's step takes {answer.baseline.step_s.value * 1e3:.1f} ms."
@@ -30,7 +30,7 @@ def headline(answer: Answer) -> str:
     percent = f"{answer.gain.value - 1:.1%}"
     limit = answer.roofline
     waits = (
-        f" Data-bound: it waits for its data {limit.wait_frac:.0%} of the time."
+        f" Data-bound: it waits for its data {share_in_words(limit.wait)} of the time."
         if (limit and limit.data_bound)
         else ""
     )

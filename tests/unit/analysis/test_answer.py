@@ -158,7 +158,8 @@ def test_a_certainly_faster_point_wins_though_it_waits_for_data_unless_it_is_a_b
     assert answer.winner is answer.fastest
     assert answer.gain.lo > 1
     assert "faster than the baseline" in said
-    assert said.endswith("Data-bound: it waits for its data 30% of the time.")
+    waits = "Data-bound: it waits for its data 30% (95 %: 30% to 30%) of the time."
+    assert said.endswith(waits)
     knees = {knee.knob: knee for knee in answer.knees}
     assert knees[BUCKET].status is KneeStatus.UNDETERMINED
     assert knees[BUCKET].advised == (25.0 if baseline_frac > 0.2 else 1.0)

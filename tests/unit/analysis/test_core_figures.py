@@ -121,7 +121,7 @@ def test_the_fewest_workers_that_never_starve_the_step_are_named(
     waits = {0: 0.5, 1: 0.1, 2: 0.004, 4: 0.0}
     (said,) = feeding_words(feeding_answer(seeded_history("flat"), make_record, waits))
     assert said.startswith("Fewest workers that never starve a step of 200 ms: data.workers 2,")
-    assert "0.40% of the time" in said
+    assert "0.40% (95 %: 0.40% to 0.40%) of the time" in said
 
 
 def test_the_knobs_that_feed_the_step_are_given_for_the_command_line(

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from lf_ray.analysis.advice import advice_in_words, roofline
+from lf_ray.analysis.advice import advice_in_words, roofline, wait_of, wait_share
 from lf_ray.analysis.frontier import frontier, loss_at
 from lf_ray.analysis.gain import break_even_steps, economics, gain_over
 from lf_ray.analysis.knee import knee_estimate
@@ -73,6 +75,42 @@ def test_the_roofline_bounds_what_tuning_can_give(make_record: Make) -> None:
     said = " ".join(advice_in_words(found, found))
     assert "backward 62%" in said or "backward 63%" in said
     assert "at most 1.33x" in said
+
+
+def test_the_wait_for_data_has_an_interval(make_record: Make) -> None:
+    rng = np.random.default_rng(0)
+
+    def waiting(name: str, share: float, noise: float) -> TrialRecord:
+        record = make_record(
+            name, 100.0, num_steps=40, replicate_of="t000" if name > "t000" else None
+        )
+        assert record.trace is not None
+        waits = tuple(
+            max(0.0, wall_s * (share + noise * float(rng.standard_normal())))
+            for wall_s in record.trace.wall_s
+        )
+        return replace(record, trace=replace(record.trace, wait_s=waits))
+
+    (one,) = points_of([waiting("t000", 0.3, 0.1)])
+    wait = wait_of(one)
+    assert wait.num_parts == 10, "runs of four steps"
+    assert wait.lo is not None
+    assert wait.hi is not None
+    assert 0.2 < wait.lo < wait.value < wait.hi < 0.4
+    assert wait_share(one) == wait.value
+    found = roofline(one)
+    assert found is not None
+    said = " ".join(advice_in_words(found, found))
+    assert f"waits for data {wait.value:.0%} (95 %: {wait.lo:.0%} to {wait.hi:.0%})" in said
+    # Five visits that differ say more of the next visit than their steps do.
+    visits = [waiting(f"t000r{i}" if i else "t000", 0.1 + 0.1 * i, 0.01) for i in range(5)]
+    (many,) = points_of(visits)
+    apart = wait_of(many)
+    assert apart.num_parts == 5
+    assert apart.lo is not None
+    assert apart.lo < 0.15
+    (bare,) = points_of([make_record("t000", 100.0)])
+    assert wait_of(bare).value == 0.0
 
 
 def test_without_phases_the_communication_left_comes_from_a_step_that_sends_nothing(

@@ -135,8 +135,15 @@ def test_the_error_is_zero_for_recorded_actions_and_known_for_others(
     samples = np.asarray(dataset.samples_of(len(dataset.meta.episodes) - 1))
     chosen = samples[np.linspace(0, len(samples) - 1, 20).astype(int)]
     scaled = dataset.actions(dataset.rows_of(chosen))
-    assert found.scaled == pytest.approx(0.1 * np.abs(scaled).mean(), rel=1e-4)
-    assert (found.num_samples, found.num_episodes, model.calls) == (20, 1, 3)
+    assert found.scaled.value == pytest.approx(0.1 * np.abs(scaled).mean(), rel=1e-4)
+    assert (found.scaled.lo, found.scaled.num_parts) == (None, 1), "one episode: no interval"
+    everything = action_error(model, source, last_episodes(source, 0), seed=0, num_samples=20)
+    assert everything.scaled.num_parts == everything.num_episodes == len(dataset.meta.episodes)
+    plain_error = everything.to_plain()
+    assert plain_error["scaled_lo"] < plain_error["scaled"] < plain_error["scaled_hi"]
+    for name, (lo, hi) in plain_error["by_group_ends"].items():
+        assert lo <= plain_error["by_group"][name] <= hi
+    assert (found.num_samples, found.num_episodes, model.calls) == (20, 1, 6)
     assert set(found.by_group) == {"velocity", "gripper"}
     assert last_episodes(source, 0) == [range(len(dataset.meta.episodes))]
 

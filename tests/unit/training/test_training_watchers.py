@@ -24,7 +24,10 @@ ERROR: Line = {
     "event": "action_error",
     "step": 100,
     "scaled": 0.05,
+    "scaled_lo": 0.02,
+    "scaled_hi": 0.08,
     "by_group": {"arm": 0.01},
+    "by_group_ends": {"arm": [0.004, 0.016]},
     "num_samples": 64,
     "num_episodes": 2,
     "held_out": True,
@@ -60,7 +63,13 @@ def test_a_standing_knows_speed_and_time_left() -> None:
     failed = standing.take({"event": "save_failed", "step": 20, "error": "disk full"})
     assert "CHECKPOINT OF STEP 20 NOT WRITTEN: disk full" in failed
     said = standing.take(ERROR)
-    assert "64 samples of 2 held-out episodes): 0.05 normalised" in said
+    assert "64 samples of 2 held-out episodes): 0.05 normalised (95 %: 0.02 to 0.08);" in said
+    assert said.endswith("arm 0.01 (95 %: 0.004 to 0.016)")
+    alone: Line = {**ERROR, "num_episodes": 1, "by_group_ends": {"arm": [None, None]}}
+    said = standing.take({**alone, "scaled_lo": None, "scaled_hi": None})
+    assert said.endswith(
+        "0.05 normalised; in the robot's units: arm 0.01; one episode gives no interval"
+    )
     assert "not measured: x" in standing.take({"event": "action_error", "step": 1, "error": "x"})
 
 
@@ -127,5 +136,6 @@ def test_a_mirror_sends_means_and_ends_the_run(tmp_path: Path) -> None:
     losses = [(point.step, point.value) for point in points if point.name == "loss"]
     assert losses == [(4, 2.0), (9, 7.0)]
     assert {point.value for point in points if point.name == "throughput"} == {40.0}
-    assert [point.value for point in points if point.name == "action_error"] == [0.05]
+    errors = {p.name: p.value for p in points if p.name.startswith("action_error")}
+    assert errors == {"action_error": 0.05, "action_error_lo": 0.02, "action_error_hi": 0.08}
     assert any("non_finite.loss" in update.tags for update in runs.updates)
