@@ -51,8 +51,8 @@ def _not_exported(plan: TrainingPlan, final: Path, error: Exception) -> str:
         f"exporting the trained model to {final}",
         "an export is written whole, beside the checkpoints",
         f"{type(error).__name__}: {error}; {safe}",
-        "Free disk there, or mend what is named, then python -m lf_ray.train "
-        f"resume={plan.folder.name}: only export and action error are made again.",
+        f"Free disk there, or mend what is named, then go on with resume={plan.folder.name}: only "
+        "export and action error are made again.",
     )
 
 
