@@ -7,7 +7,8 @@
 
 First throughput over batch a GPU and accumulation, with the gradient noise scale; then training
 runs over equally many samples: the baseline with three seeds, the advised batch under each rule
-(linear and sqrt scale lr and warm-up with the batch, none keeps them). One worker is enough.
+(linear and sqrt scale lr and warm-up with the batch, none keeps them); where that learns worse, the
+next best. One worker is enough.
 Leaves outputs/batch_lr/<id>/ with report.html, fastest.yaml, knee.yaml, goodput.yaml and best.yaml
 (the goodput one).
 """
