@@ -6,6 +6,8 @@ BIN := .venv/bin
 ARGS ?=
 # A file stays on one of two processes; the long ones, with workers of their own, begin.
 # One thread each: torch's threads wait spinning, and two processes' of them for each other.
+# With compiled files kept, which some containers turn off: tests start many interpreters.
+export PYTHONDONTWRITEBYTECODE :=
 FAST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not slow"
 PLACES := tests/end_to_end tests/ranks tests/canaries tests/unit
 SLOW := $(BIN)/python -m pytest -q -m "slow and not gpu and not night" --timeout=600
