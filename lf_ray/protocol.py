@@ -5,6 +5,7 @@ the codec and `change_cost`, no torch, no other part of the project.
 """
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -65,7 +66,7 @@ class Wire:
         Raises:
             RecordError: a field is missing or unknown, or has another type.
         """
-        hints = typing.get_type_hints(cls)
+        hints = _hints_of(typing.cast(Any, cls))
         items = {item.name: item for item in dataclasses.fields(typing.cast(Any, cls))}
         unknown = sorted(set(data) - set(items))
         missing = sorted(
@@ -87,7 +88,15 @@ class Wire:
         return cls(**{name: _decode(hints[name], data[name], name) for name in data})
 
 
+@functools.cache
+def _hints_of(cls: type) -> Mapping[str, Any]:
+    """Returns the types of a class's fields; working them out takes as long as a whole record."""
+    return typing.get_type_hints(cls)
+
+
 def _encode(value: Any) -> Any:
+    if type(value) is float:
+        return value if math.isfinite(value) else str(value)
     if isinstance(value, Wire):
         return value.to_json()
     if isinstance(value, Mapping):
@@ -102,6 +111,8 @@ def _encode(value: Any) -> Any:
 
 
 def _decode(kind: Any, value: Any, name: str) -> Any:
+    if type(value) is kind:
+        return value  # most of a record: its steps
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):
         return _decode_union(kind, value, name)
@@ -118,8 +129,6 @@ def _decode(kind: Any, value: Any, name: str) -> Any:
         return kind.from_json(value)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return kind(value)
-    if isinstance(kind, type) and type(value) is kind:
-        return value
     raise RecordError(
         four_parts(
             "reading a record",

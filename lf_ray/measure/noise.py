@@ -21,9 +21,17 @@ class Level:
 
 def level_of(steps_s: Series) -> Level:
     """Returns median and scaled median deviation."""
-    middle = float(np.median(steps_s))
-    deviation = float(np.median(np.abs(steps_s - middle))) * 1.4826
+    middle = _median(steps_s)
+    deviation = _median(np.abs(steps_s - middle)) * 1.4826
     return Level(middle, max(deviation, SCALE_FLOOR_FRAC * middle))
+
+
+def _median(values: Series) -> float:
+    # numpy's own takes ten times as long on so few, and is asked twice a look at a visit.
+    ordered, half = np.sort(values), values.size // 2
+    if values.size % 2:
+        return float(ordered[half])
+    return float(ordered[half - 1] + ordered[half]) / 2
 
 
 def lag_correlation(residuals_s: Series, num_fitted: int = 1) -> float:
