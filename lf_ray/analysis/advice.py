@@ -65,6 +65,27 @@ def roofline(point: Point) -> Roofline | None:
     )
 
 
+def is_data_bound(point: Point | None) -> bool:
+    """Returns whether the point's step waits for its data; False where it was not measured."""
+    found = roofline(point) if point else None
+    return found is not None and found.data_bound
+
+
+def is_bucket(knob: str) -> bool:
+    """Returns whether a knob says what is sent when; it wins nothing while data is short."""
+    return knob.startswith("overlap.")
+
+
+def is_starved_bucket(baseline: Point, point: Point) -> bool:
+    """Returns whether a point's gain can't be told from data that came in faster meanwhile.
+
+    That is where baseline and point wait for data both and differ by buckets alone. Where tuning
+    itself has brought the step to where data is the limit, a gain is a gain.
+    """
+    changed = [name for name, value in point.knobs.items() if baseline.knobs.get(name) != value]
+    return is_data_bound(baseline) and is_data_bound(point) and all(map(is_bucket, changed))
+
+
 def wait_share(point: Point) -> float:
     """Returns the share of steady time that the slowest rank's step waited for its data."""
     return wait_of(point).value

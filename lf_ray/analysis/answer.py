@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from lf_ray.analysis.advice import Roofline, roofline
+from lf_ray.analysis.advice import (
+    Roofline,
+    is_bucket,
+    is_data_bound,
+    is_starved_bucket,
+    roofline,
+)
 from lf_ray.analysis.gain import break_even_steps, gain_over
 from lf_ray.analysis.knee import Knee, KneeStatus, knee_estimate
 from lf_ray.analysis.points import Gathered, Point, eligible, gather
@@ -116,8 +122,8 @@ def _single(history: SweepHistory, ladders: Ladders | None = None) -> Answer:
     )
     verdict = _verdict(history, baseline, fastest)
     winner = fastest if verdict is Verdict.IMPROVED else baseline
-    if winner and (verdict is Verdict.DATA_BOUND or _waits(fastest)):
-        buckets = history.header.baseline_knobs if _waits(baseline) else winner.knobs
+    if winner and (verdict is Verdict.DATA_BOUND or is_data_bound(fastest)):
+        buckets = history.header.baseline_knobs if is_data_bound(baseline) else winner.knobs
         knees = tuple(_unjudged(knee, winner.knobs, buckets) for knee in knees)
     limit = fastest if verdict is Verdict.DATA_BOUND else winner
     knee_knobs = _knee_knobs(history, verdict, winner, anchor, knees, gathered)
@@ -249,22 +255,8 @@ def _verdict(history: SweepHistory, baseline: Point | None, fastest: Point | Non
     if fastest.id == baseline.id or gain_over(baseline, fastest).lo <= 1:
         # That nothing was faster says nothing of other knobs where all waited for their data.
         judged = [name for name in history.header.space if not name.startswith("data.")]
-        return Verdict.DATA_BOUND if judged and _waits(baseline) else Verdict.KEEP_BASELINE
-    changed = {name for name in fastest.knobs if fastest.knobs[name] != baseline.knobs.get(name)}
-    # A gain is a gain where tuning itself has brought the step to where data is the limit. Where
-    # the baseline waits already a bucket can't be told from data that came in faster meanwhile.
-    if _waits(baseline) and _waits(fastest) and all(map(_is_bucket, changed)):
-        return Verdict.DATA_BOUND
-    return Verdict.IMPROVED
-
-
-def _is_bucket(knob: str) -> bool:
-    return knob.startswith("overlap.")
-
-
-def _waits(point: Point | None) -> bool:
-    found = roofline(point) if point else None
-    return found is not None and found.data_bound
+        return Verdict.DATA_BOUND if judged and is_data_bound(baseline) else Verdict.KEEP_BASELINE
+    return Verdict.DATA_BOUND if is_starved_bucket(baseline, fastest) else Verdict.IMPROVED
 
 
 def _unjudged(knee: Knee, kept: Knobs, buckets: Knobs) -> Knee:
@@ -277,7 +269,7 @@ def _unjudged(knee: Knee, kept: Knobs, buckets: Knobs) -> Knee:
     return replace(
         knee,
         status=KneeStatus.UNDETERMINED,
-        advised=(buckets if _is_bucket(knee.knob) else kept)[knee.knob],
+        advised=(buckets if is_bucket(knee.knob) else kept)[knee.knob],
         reason="the step waits for its data, so this knob can't be judged",
     )
 

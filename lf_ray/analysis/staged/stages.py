@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lf_ray.analysis.advice import is_starved_bucket
 from lf_ray.analysis.gain import gain_over
 from lf_ray.analysis.points import Gathered, Point, eligible, gather
 from lf_ray.analysis.staged.convergence import Convergence, Run, convergence_of, runs_of
@@ -221,14 +222,17 @@ def fastest_sound(
 ) -> tuple[Point | None, Interval | None]:
     """Returns the fastest side that is certainly faster than the baseline and learns, and its gain.
 
-    The baseline itself where there is none.
+    The baseline itself where there is none. No bucket is that side in a data-bound run.
     """
     baseline = together.points[BASELINE]
     assert baseline is not None
     sound = [
         (gain_over(baseline, point), point)
         for point in together.points.values()
-        if point is not None and point.id != baseline.id and check(point.knobs).verdict != "failed"
+        if point is not None
+        and point.id != baseline.id
+        and not is_starved_bucket(baseline, point)
+        and check(point.knobs).verdict != "failed"
     ]
     better = [pair for pair in sound if pair[0].lo > 1]
     if not better:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from lf_ray.analysis.advice import is_data_bound, roofline
 from lf_ray.analysis.gain import break_even_steps, gain_over
 from lf_ray.analysis.points import Gathered, Point
 from lf_ray.analysis.staged.convergence import convergence_of
@@ -131,9 +132,7 @@ def _joint(
     return replace(
         blank,
         gathered=Gathered(points, last.gathered.between, _drift(together, last)),
-        verdict=type(first.verdict)(
-            "no baseline" if base is None else "improved" if improved else "keep the baseline"
-        ),
+        verdict=type(first.verdict)(_verdict(base, improved)),
         baseline=base,
         fastest=winner,
         winner=winner if improved else base,
@@ -148,13 +147,20 @@ def _joint(
             else None
         ),
         baseline_roofline=first.baseline_roofline,
-        roofline=last.roofline,
+        roofline=last.roofline if improved or base is None else roofline(base),
         outcomes=outcomes,
         exit_code=_exit_code(base, answers, blank),
         stages=stages,
         together=together,
         convergence=convergence,
     )
+
+
+def _verdict(base: Point | None, improved: bool) -> str:
+    """Returns the verdict by its name; that nothing is faster says little while all wait."""
+    if base is None or improved:
+        return "improved" if improved else "no baseline"
+    return "data-bound" if is_data_bound(base) else "keep the baseline"
 
 
 def _exit_code(base: Point | None, answers: Sequence[Answer], blank: Answer) -> int:

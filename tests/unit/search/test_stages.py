@@ -199,6 +199,42 @@ def test_stages_that_win_nothing_do_not_call_the_baseline_their_rival() -> None:
     assert not [line for line in said if line.startswith("Read around")]
 
 
+@pytest.mark.parametrize(
+    ("graph_gain", "verdict", "changed"),
+    [(1.0, "data-bound", {}), (1.3, "improved", {"graph.scope": "step"})],
+)
+def test_in_a_data_bound_run_no_bucket_wins_but_what_else_is_faster_does(
+    graph_gain: float, verdict: str, changed: dict[str, str]
+) -> None:
+    def rate(knobs: Knobs) -> float:
+        gain = graph_gain if knobs["graph.scope"] == "step" else 1.0
+        return 100.0 * gain * (1.15 if knobs["overlap.ratio"] == 0.0 else 1.0)
+
+    sweep = staged({"graph": JOINT["graph"], "overlap": JOINT["overlap"]}, rate)
+    measured = sweep.execute
+
+    def starved(request: TrialRequest) -> TrialRecord:
+        record = measured(request)
+        assert record.trace is not None
+        waits = tuple(0.3 * wall_s for wall_s in record.trace.wall_s)
+        return replace(record, trace=replace(record.trace, wait_s=waits))
+
+    sweep.execute = starved
+    assert sweep.run().exit_code == 0
+    answer = sweep.answer
+    assert answer.verdict == verdict
+    assert answer.winner is not None
+    assert answer.baseline is not None
+    set_otherwise = {
+        name: value
+        for name, value in answer.winner.knobs.items()
+        if value != answer.baseline.knobs[name]
+    }
+    assert set_otherwise.items() >= changed.items()
+    assert bool(set_otherwise) == bool(changed)
+    assert "waits for its data 30%" in sentences(answer)[0]
+
+
 def test_a_stage_that_can_not_matter_here_says_so_and_costs_nothing() -> None:
     sweep = staged(JOINT, multiplying, config=config_of(MeasureLevel.smoke, "cpu"))
     sweep.run()
