@@ -14,12 +14,15 @@ SLOW := $(BIN)/python -m pytest -q -m "slow and not gpu and not night" --timeout
 # Real processes on a shared machine: what failed gets one second chance, alone, and stays in view.
 AGAIN := --last-failed --last-failed-no-failures none
 
-.PHONY: sweep test test-full test-night check gpu clean
+.PHONY: sweep test test-full test-night check style types fast gpu clean
 
 sweep: .venv/installed
 	$(BIN)/python sweeps/overlap.py $(ARGS)
 
-test: check
+test: style
+	$(MAKE) --no-print-directory -j2 types fast
+
+fast: .venv/dev
 	$(FAST) -n 2 --dist loadfile --no-loadscope-reorder $(PLACES) || $(FAST) $(AGAIN)
 
 test-full: .venv/dev
@@ -28,11 +31,16 @@ test-full: .venv/dev
 test-night: .venv/dev
 	$(BIN)/python -m pytest -q -m "night and not gpu" --timeout=1500
 
-check: .venv/dev
+check: style types
+
+style: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	$(BIN)/mypy
+
+# One process for a minute, while tests that wait for their workers leave it room.
+types: .venv/dev
+	nice $(BIN)/mypy
 
 gpu: .venv/dev
 	$(BIN)/python -m pytest -q -m gpu tests/gpu
