@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lf_ray.analysis.answer import answer_of
 from lf_ray.analysis.report.folder import write_result
 from lf_ray.analysis.report.summary import summary
 from lf_ray.protocol import (
@@ -273,7 +274,7 @@ def test_the_answer_is_added_from_its_files(seeded_journal: Journals, tmp_path: 
 
 
 def test_a_bound_without_end_is_left_out(seeded_journal: Journals, tmp_path: Path) -> None:
-    answer = write_result(tmp_path, read_journal(seeded_journal("peaked")))
+    answer = answer_of(read_journal(seeded_journal("peaked")))
     assert answer.gain is not None
     assert answer.winner is not None
     assert answer.winner.throughput is not None

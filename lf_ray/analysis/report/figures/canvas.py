@@ -44,10 +44,11 @@ def draw_svg(draw: Callable[[Figure], None], height_in: float, title: str) -> st
     style = {**_STYLE, "svg.hashsalt": title}
     with mpl.rc_context(style):
         figure = Figure(figsize=(_WIDTH_IN, height_in), layout="constrained")
-        FigureCanvasSVG(figure)
+        canvas = FigureCanvasSVG(figure)
         draw(figure)
         text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
+        # The figure's own savefig gives the same text and draws everything twice for it.
+        canvas.print_svg(text, metadata={"Date": None})
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = svg[: svg.index("<metadata>")] + svg[svg.index("</metadata>") + len("</metadata>") :]
