@@ -1,6 +1,8 @@
 """The forward pass: dtypes, sampling, several embodiments, no value-dependent shape."""
 
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import cache
 
 import pytest
 import torch
@@ -22,6 +24,16 @@ from models.groot_n1_6.weights import cast_parameters
 
 NANO = GrootConfig.nano()
 SHAPE = BatchShape(batch_size=3, frame_height=64, frame_width=64, num_text=20)
+
+
+@cache
+def _drawn(dtype: torch.dtype, seed: int) -> GrootN16:
+    return build(NANO, dtype=dtype, seed=seed)
+
+
+def nano(dtype: torch.dtype = torch.float32, seed: int = 0) -> GrootN16:
+    """Returns a nano model of its own: a copy takes a quarter of what drawing its weights does."""
+    return deepcopy(_drawn(dtype, seed))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +64,7 @@ def relative_error(value: Tensor, exact: Tensor) -> float:
 )
 def test_bfloat16_stays_near_float32(batch: Batch, draws: Draws, trainable: torch.dtype) -> None:
     """An error s before the decoder's ReLU flips s / pi of its units: 0.5 % there is 4 % here."""
-    exact, reduced = build(NANO), build(NANO)
+    exact, reduced = nano(), nano()
     for model in (exact, reduced):
         model.activate_embodiments([0])
         cast_parameters(model, frozen=torch.bfloat16, trainable=torch.bfloat16)
@@ -80,7 +92,7 @@ def test_each_gradient_is_near_float32_given_the_prefix_and_what_the_relus_let_p
 ) -> None:
     """What is beyond 3e-2 comes from the frozen prefix's features and from flipped ReLUs alone."""
     batch, draws = synthetic_batch(NANO, SHAPE, seed=seed), synthetic_draws(NANO, 3, seed=seed)
-    exact, rough = build(NANO, seed=seed).eval(), build(NANO, seed=seed).eval()
+    exact, rough = nano(seed=seed).eval(), nano(seed=seed).eval()
     for model in (exact, rough):
         model.activate_embodiments([0])
         cast_parameters(model, frozen=torch.bfloat16, trainable=torch.bfloat16)
@@ -109,7 +121,7 @@ def test_each_gradient_is_near_float32_given_the_prefix_and_what_the_relus_let_p
 
 
 def test_the_dits_residual_stream_is_float32_under_bfloat16(batch: Batch, draws: Draws) -> None:
-    model = build(NANO, dtype=torch.bfloat16)
+    model = nano(dtype=torch.bfloat16)
     seen: set[torch.dtype] = set()
     for block in model.action_head.model.transformer_blocks:
         block.register_forward_hook(lambda _, __, out: seen.add(out.dtype))
@@ -138,7 +150,7 @@ def test_noisy_actions_run_from_noise_to_actions() -> None:
 def test_time_reaches_the_head_as_a_truncated_bucket(
     batch: Batch, draws: Draws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = build(NANO)
+    model = nano()
     seen: list[Tensor] = []
     encoder = model.action_head.model.timestep_encoder
     encoder.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
@@ -148,7 +160,7 @@ def test_time_reaches_the_head_as_a_truncated_bucket(
 
 
 def test_sampling_takes_four_euler_steps_at_the_public_buckets(batch: Batch) -> None:
-    model = build(NANO).eval()
+    model = nano().eval()
     buckets: list[int] = []
     velocities: list[Tensor] = []
     head = model.action_head
@@ -172,13 +184,13 @@ def test_sampling_takes_four_euler_steps_at_the_public_buckets(batch: Batch) -> 
 def test_a_mixed_batch_gives_each_sample_its_own_slot(batch: Batch, draws: Draws) -> None:
     slots = torch.tensor([3, 1, 3])
     mixed = {**batch, "embodiment_B": slots}
-    whole, several = build(NANO).eval(), build(NANO).eval()
+    whole, several = nano().eval(), nano().eval()
     several.activate_embodiments([1, 3])
     expected = whole(mixed, draws)
     torch.testing.assert_close(several(mixed, draws), expected, rtol=1e-6, atol=1e-6)
     numerator = torch.zeros(())
     for row in range(3):
-        single = build(NANO).eval()
+        single = nano().eval()
         single.activate_embodiments([int(slots[row])])
         own = {name: field[row : row + 1] for name, field in mixed.items()}
         own_draws = {name: draw[row : row + 1] for name, draw in draws.items()}
@@ -187,7 +199,7 @@ def test_a_mixed_batch_gives_each_sample_its_own_slot(batch: Batch, draws: Draws
 
 
 def test_resting_slots_get_no_gradient_and_one_slot_no_gather(batch: Batch, draws: Draws) -> None:
-    model = build(NANO)
+    model = nano()
     model.activate_embodiments([1])
     layer = model.action_head.action_encoder.W2
     assert layer.W.shape == (1, 480, 240)
@@ -200,7 +212,7 @@ def test_resting_slots_get_no_gradient_and_one_slot_no_gather(batch: Batch, draw
 @pytest.mark.parametrize("slots", [[], [4], [1, 1], [-1]])
 def test_slots_that_are_not_there_are_refused(slots: list[int]) -> None:
     with pytest.raises(ValueError, match=r"0 to 3.*known tags"):
-        build(NANO).activate_embodiments(slots)
+        nano().activate_embodiments(slots)
 
 
 def test_hidden_states_are_drawn_in_training_only(batch: Batch, draws: Draws) -> None:
@@ -244,7 +256,7 @@ def test_tuning_the_whole_prefix_gives_it_gradients(batch: Batch, draws: Draws) 
 
 
 def test_thirty_steps_fit_one_batch(batch: Batch, draws: Draws) -> None:
-    model = build(NANO).train()
+    model = nano().train()
     model.activate_embodiments([0])
     model.set_generator(torch.Generator().manual_seed(0))
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -3,6 +3,8 @@
 import json
 import pickle
 from collections.abc import Callable
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,16 @@ NANO = GrootConfig.nano()
 VLLN = "action_head.vlln.weight"
 LM_HEAD = "backbone.model.language_model.lm_head.weight"
 EMBED = "backbone.model.language_model.model.embed_tokens.weight"
+
+
+@cache
+def _drawn(dtype: torch.dtype, seed: int) -> GrootN16:
+    return build(NANO, dtype=dtype, seed=seed)
+
+
+def nano(dtype: torch.dtype = torch.float32, seed: int = 0) -> GrootN16:
+    """Returns a nano model of its own: a copy takes a quarter of what drawing its weights does."""
+    return deepcopy(_drawn(dtype, seed))
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +92,14 @@ def test_round_trip_is_bit_equal(
     prepare: Callable[[GrootN16], GrootN16],
     dtype: torch.dtype,
 ) -> None:
-    model = prepare(build(NANO, dtype=dtype, seed=1))
+    model = prepare(nano(dtype=dtype, seed=1))
     weights.load_weights(model, folder)
     weights.save_weights(model, tmp_path / "export")
     assert_same_bits(read_folder(tmp_path / "export"), tensors)
 
 
 def test_activation_after_loading_keeps_the_resting_slots(tensors: Tensors, folder: Path) -> None:
-    model = build(NANO, dtype=torch.bfloat16)
+    model = nano(dtype=torch.bfloat16)
     weights.load_weights(model, folder)
     model.activate_embodiments([1])
     held = model.action_head.state_encoder.layer1.W
@@ -97,7 +109,7 @@ def test_activation_after_loading_keeps_the_resting_slots(tensors: Tensors, fold
 
 
 def test_what_one_slot_learned_is_merged_into_the_export(tensors: Tensors, folder: Path) -> None:
-    model = active(build(NANO, dtype=torch.bfloat16))
+    model = active(nano(dtype=torch.bfloat16))
     weights.load_weights(model, folder)
     name = "action_head.action_decoder.layer2.W"
     master = torch.full((1, 512, 64), 1.5)
@@ -108,7 +120,7 @@ def test_what_one_slot_learned_is_merged_into_the_export(tensors: Tensors, folde
 
 
 def test_parameters_take_the_dtypes_that_the_caller_says(folder: Path) -> None:
-    model = build(NANO)
+    model = nano()
     weights.cast_parameters(model, frozen=torch.bfloat16, trainable=torch.float32)
     weights.load_weights(model, folder)
     for parameter in model.parameters():
@@ -117,7 +129,7 @@ def test_parameters_take_the_dtypes_that_the_caller_says(folder: Path) -> None:
 
 def test_export_holds_the_four_documents(tmp_path: Path) -> None:
     statistics = {"gr1": {"state": {"left_arm": {"min": [0.0], "max": [1.0]}}}}
-    weights.save_weights(build(NANO), tmp_path, documents={"statistics.json": statistics})
+    weights.save_weights(nano(), tmp_path, documents={"statistics.json": statistics})
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["model_type"] == "Gr00tN1d6"
     assert config["action_horizon"] == 16
@@ -136,7 +148,7 @@ def test_a_single_file_and_a_wrapped_one_load(
     path = tmp_path / "model.safetensors"
     save_file({wrapper + key: tensor for key, tensor in tensors.items()}, path)
     for source in (path, tmp_path):
-        model = build(NANO, dtype=torch.bfloat16)
+        model = nano(dtype=torch.bfloat16)
         weights.load_weights(model, source)
         assert_same_bits(dict(weights.export_tensors(model)), tensors)
 
@@ -147,7 +159,7 @@ def test_everything_that_does_not_fit_is_in_one_message(tensors: Tensors, tmp_pa
     broken["action_head.spare"] = torch.zeros(2)
     broken[VLLN] = torch.zeros(7)
     save_file(broken, tmp_path / "model.safetensors")
-    model = build(NANO)
+    model = nano()
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     with pytest.raises(CheckpointFormatError) as caught:
         weights.load_weights(model, tmp_path)
@@ -163,13 +175,13 @@ def test_many_misfits_are_counted_and_a_few_named(tensors: Tensors, tmp_path: Pa
     kept = {key: tensor for key, tensor in tensors.items() if "transformer_blocks" not in key}
     save_file(kept, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointFormatError, match=r"112 missing: .*, and 106 more"):
-        weights.load_weights(build(NANO), tmp_path)
+        weights.load_weights(nano(), tmp_path)
 
 
 def test_a_tied_language_head_may_be_absent(tensors: Tensors, tmp_path: Path) -> None:
     tied = {key: tensor for key, tensor in tensors.items() if key != LM_HEAD}
     save_file(tied, tmp_path / "model.safetensors")
-    model = build(NANO, dtype=torch.bfloat16)
+    model = nano(dtype=torch.bfloat16)
     weights.load_weights(model, tmp_path)
     exported = dict(weights.export_tensors(model))
     assert torch.equal(exported[LM_HEAD], tensors[EMBED])
@@ -195,26 +207,26 @@ def test_state_dropout_starts_its_token_where_the_file_has_none(folder: Path) ->
 def test_another_version_is_named(tmp_path: Path, key: str, version: str) -> None:
     save_file({key: torch.zeros(2), VLLN: torch.zeros(96)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointFormatError, match=rf"a {version.strip()} checkpoint"):
-        weights.load_weights(build(NANO), tmp_path)
+        weights.load_weights(nano(), tmp_path)
 
 
 def test_a_config_of_another_version_is_named(tmp_path: Path) -> None:
     save_file({VLLN: torch.zeros(96)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "gr00t_n1_5"}')
     with pytest.raises(CheckpointFormatError, match=r"a GR00T N1\.5 checkpoint"):
-        weights.load_weights(build(NANO), tmp_path)
+        weights.load_weights(nano(), tmp_path)
 
 
 def test_a_setting_that_no_shape_shows_is_refused(tensors: Tensors, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, tensors, {"config.json": {"action_horizon": 50}})
     with pytest.raises(CheckpointFormatError, match=r"action_horizon 50 instead of 16"):
-        weights.load_weights(build(NANO), tmp_path)
+        weights.load_weights(nano(), tmp_path)
 
 
 def test_plain_pt_loads_and_a_pickled_object_is_refused(tensors: Tensors, tmp_path: Path) -> None:
     plain, evil = tmp_path / "plain.pt", tmp_path / "evil.pt"
     torch.save(tensors, plain)
-    model = build(NANO, dtype=torch.bfloat16)
+    model = nano(dtype=torch.bfloat16)
     weights.load_weights(model, plain)
     assert_same_bits(dict(weights.export_tensors(model)), tensors)
 
@@ -273,7 +285,7 @@ def test_damaged_files_are_refused_by_name(
 ) -> None:
     harm(folder)
     with pytest.raises(CheckpointFormatError, match=says):
-        weights.load_weights(build(NANO), folder)
+        weights.load_weights(nano(), folder)
     assert weights.main(["check", str(folder)]) == 2
     assert "While" in capsys.readouterr().err
 
