@@ -1,6 +1,10 @@
 """Fixtures and rules that every test shares."""
 
+import os
+import sqlite3
 import sys
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,6 +30,37 @@ def gr1_path() -> Path:
 def eagle_tokenizer_path() -> Path:
     """The tokenizer of the public checkpoint, read in place."""
     return _beside("eagle_tokenizer")
+
+
+@pytest.fixture(scope="session")
+def mlflow_database(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], str]:
+    """Puts MLflow's empty tables at a path and returns its URI.
+
+    Making them takes seconds, copying nothing. That a sweep makes its own is for those tests to
+    show that begin without.
+    """
+    own = tmp_path_factory.getbasetemp()
+    tables = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "mlflow-tables.db"
+
+    def put(path: Path) -> str:
+        if not tables.exists():
+            _make_mlflow_tables(own / "made.db", tables)
+        with closing(sqlite3.connect(tables)) as source, closing(sqlite3.connect(path)) as copy:
+            source.backup(copy)
+        return f"sqlite:///{path}"
+
+    return put
+
+
+def _make_mlflow_tables(made: Path, target: Path) -> None:
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow import MlflowClient
+
+    MlflowClient(tracking_uri=f"sqlite:///{made}").search_experiments()
+    beside = target.with_name(f"{target.name}.{os.getpid()}")
+    with closing(sqlite3.connect(made)) as source, closing(sqlite3.connect(beside)) as copy:
+        source.backup(copy)
+    beside.replace(target)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@ If one of these fails after an upgrade, look at the sink again; do not just chan
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ pytestmark = pytest.mark.filterwarnings("default")  # MLflow's own deprecations 
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def client(tmp_path_factory: pytest.TempPathFactory, mlflow_database: Callable[[Path], str]) -> Any:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow import MlflowClient
 
     logging.getLogger("alembic").setLevel(logging.ERROR)
     folder = tmp_path_factory.mktemp("mlflow")
-    return MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")
+    return MlflowClient(tracking_uri=mlflow_database(folder / "mlflow.db"))
 
 
 @pytest.fixture

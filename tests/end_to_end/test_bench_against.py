@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lf_ray.bench.__main__ import main
 from lf_ray.data.sample_set import SampleSetShape, render_sample_set
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,10 +60,14 @@ def test_one_run_gives_both_and_their_ratio(loongforge_words: list[str], tmp_pat
 
 
 def test_what_is_missing_is_said_before_anything_starts(
-    loongforge_words: list[str], tmp_path: Path
+    loongforge_words: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     words = _words(loongforge_words, tmp_path)
-    done = _run(tmp_path, *words, LOONGFORGE_PATH="", EAGLE_LOCAL_PATH="")
-    assert done.returncode == 2
-    assert "loongforge.path=DIR" in done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.chdir(tmp_path)
+    for name in ("LOONGFORGE_PATH", "EAGLE_LOCAL_PATH"):
+        monkeypatch.setenv(name, "")
+    assert main(["step", "--against", "loongforge", *words]) == 2
+    assert "loongforge.path=DIR" in capsys.readouterr().err

@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 Journals = Callable[..., Path]
+Database = Callable[[Path], str]
 MAKER = Path(__file__).resolve().parents[1] / "data" / "make_journal.py"
 
 
@@ -71,10 +72,10 @@ def runs_of(uri: str, sweep: str = "overlap") -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def mirrored(
-    seeded_journal: Journals, tmp_path_factory: pytest.TempPathFactory
+    seeded_journal: Journals, tmp_path_factory: pytest.TempPathFactory, mlflow_database: Database
 ) -> tuple[str, Path, Path]:
     folder = tmp_path_factory.mktemp("mirrored")
-    uri = f"sqlite:///{folder}/mlflow.db"
+    uri = mlflow_database(folder / "mlflow.db")
     journal = seeded_journal("peaked")
     history = read_journal(journal)
     sink = MlflowSink(uri, folder)
@@ -160,8 +161,10 @@ def test_told_again_nothing_is_added(mirrored: tuple[str, Path, Path], tmp_path:
     assert {run.info.status for run in after.values()} == {"FINISHED", "FAILED"}
 
 
-def test_a_killed_sweep_leaves_no_run_running(seeded_journal: Journals, tmp_path: Path) -> None:
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+def test_a_killed_sweep_leaves_no_run_running(
+    seeded_journal: Journals, tmp_path: Path, mlflow_database: Database
+) -> None:
+    uri = mlflow_database(tmp_path / "mlflow.db")
     events = read_journal(seeded_journal("interrupted")).events
     started = [i for i, event in enumerate(events) if event.kind == "started"]
     cut = events[: started[3] + 1]  # the driver died inside the fourth trial
@@ -203,14 +206,17 @@ def test_rebuild_refuses_what_it_cannot_use(
     assert "Start the server" in capsys.readouterr().err
 
 
-def test_a_retry_with_other_effective_values_keeps_both(tmp_path: Path) -> None:
+def test_a_retry_with_other_effective_values_keeps_both(
+    tmp_path: Path, mlflow_database: Database
+) -> None:
     """Parameters are written once; what a second attempt changed becomes a tag."""
     from lf_ray.record.mirror.updates import RunUpdate
     from lf_ray.record.mlflow_sink import MlflowRuns
 
-    runs = MlflowRuns(f"sqlite:///{tmp_path}/mlflow.db", "retry", "s1")
+    uri = mlflow_database(tmp_path / "mlflow.db")
+    runs = MlflowRuns(uri, "retry", "s1")
     runs.apply(RunUpdate(key="t001", name="t001", params={"effective.batch": "8"}))
     runs.apply(RunUpdate(key="t001", params={"effective.batch": "4", "new": "1"}))
-    data = runs_of(f"sqlite:///{tmp_path}/mlflow.db", "retry")["t001"].data
+    data = runs_of(uri, "retry")["t001"].data
     assert data.params == {"effective.batch": "8", "new": "1"}
     assert data.tags["retry.effective.batch"] == "4"

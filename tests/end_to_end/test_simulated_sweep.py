@@ -1,7 +1,7 @@
 """A sweep on a simulated cluster: the whole command in seconds, labelled as a prediction."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,9 +26,13 @@ def _never_opened(config: SweepConfig, folder: Path) -> Iterator[Groups]:
 
 
 def test_it_needs_no_workers_and_says_that_it_is_a_prediction(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    mlflow_database: Callable[[Path], str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    mlflow_database(tmp_path / "mlflow.db")
     launch = Launch(prepare_data=_never_prepared, open_groups=_never_opened)
     words = ["cluster=sim_2xh200", "graph.scope=step+optimizer", "sweep.trials=3"]
     space = {"overlap.ratio": [0.0, 0.5, 1.0]}

@@ -5,7 +5,7 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -97,9 +97,13 @@ def test_an_interrupted_joint_sweep_goes_on_from_its_journal(
 
 @pytest.mark.timeout(400)
 def test_batch_lr_leaves_three_named_points_that_compose_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    mlflow_database: Callable[[Path], str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    mlflow_database(tmp_path / "mlflow.db")
     words = ("cluster=sim_2xh200", "measure=smoke", "sweep.trials=6", "measure.converge_s=1e6")
     result, summary = simulated("batch_lr", *words)
     said = capsys.readouterr().out
