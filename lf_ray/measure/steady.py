@@ -3,7 +3,9 @@
 A fixed number of skipped steps is wrong as soon as a capture, a compilation or a cold cache takes
 another number of steps. So: slow steps at the very front and one-off steps near it (a capture) are
 cut; then the front is cut wherever the level changes; what remains must be level. Single spikes
-later on stay in, because a long training run meets them too.
+later on stay in, because a long training run meets them too. An eager step that waits for a busy
+host has no level at all but wanders; a long stretch that does not fall is read whole, with the wide
+interval that its batch means give.
 """
 
 from collections.abc import Sequence
@@ -25,6 +27,10 @@ _FALSE_CUT_PROB = 0.005
 _FALSE_TREND_PROB = 0.002
 _FALSE_TREND_PROB_AFTER_CUT = 0.05
 """A series whose level was seen to move is more likely to move still."""
+_WANDER_BATCHES, _WANDER_BATCH_STEPS = 10, 8
+_FALL_PROB = 0.025
+_RAMP_R2 = 0.7
+"""Share of the batch means' variance that a straight line explains where the level ramps."""
 _LEVEL_PER_MOVING = 2
 """Level steps asked for each step on a moving level: the tail of a fall looks level when short."""
 
@@ -71,15 +77,40 @@ def steady_state(
             break
         first += cut
     num_moving = first - num_one_off
+    wandering = _wanders(clipped_s[num_one_off:])
     if num_steps - first < max(min_steps, _LEVEL_PER_MOVING * num_moving):
+        if wandering:
+            return Steady(num_one_off, True, f"wanders, from step {num_one_off} of {num_steps}")
         return Steady(num_steps, False, f"still warming up: no level stretch in {num_steps} steps")
     prob = _FALSE_TREND_PROB if first == num_one_off else _FALSE_TREND_PROB_AFTER_CUT
     moved_frac = _trend_frac(clipped_s[first:], prob)
     if abs(moved_frac) > tolerance_frac:
+        if wandering:
+            return Steady(num_one_off, True, f"wanders, from step {num_one_off} of {num_steps}")
         return Steady(
             num_steps, False, f"still moving: {moved_frac:+.1%} over {num_steps - first} steps"
         )
     return Steady(first, True, f"level from step {first} of {num_steps}")
+
+
+def _wanders(steps_s: Series) -> bool:
+    """Returns whether a long series moves about without falling and without a ramp.
+
+    A warm-up falls; a ramp is a straight line. Told by the means of ten batches, which are long
+    enough to forget each other.
+    """
+    num_batches = _WANDER_BATCHES
+    if steps_s.size < num_batches * _WANDER_BATCH_STEPS:
+        return False
+    means_s = np.array([part.mean() for part in np.array_split(steps_s, num_batches)])
+    at = np.arange(num_batches) - (num_batches - 1) / 2
+    centred_s = means_s - means_s.mean()
+    total = float(centred_s @ centred_s)
+    slope = float(at @ centred_s)
+    r2 = slope**2 / (float(at @ at) * total) if total > 0 else 0.0
+    df = num_batches - 2
+    falls = slope < 0 and df * r2 > t_quantile(1 - _FALL_PROB, df) ** 2 * (1 - r2)
+    return not falls and r2 < _RAMP_R2
 
 
 def _after_one_offs(steps_s: Series, level: Level) -> int:

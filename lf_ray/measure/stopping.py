@@ -17,6 +17,9 @@ _BEATEN_PROB = 0.9995
 _LEAST_STEPS = MIN_STEADY_STEPS + 4
 """What a reading takes with a short warm-up ahead: a cap in seconds that leaves fewer buys none."""
 _MOST_CAPS = 4.0
+_FUTILE_FROM = 4
+"""Multiples of a visit's least steps from which on its noise is known well enough to give up."""
+_FUTILE_TARGETS = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,8 @@ def decide(
     The target is asked of the within-visit part, which is all that more steps can shrink. A race
     is lost when even the upper end of a 99.9 % interval, between-visit part of both sides
     included, lies more than `delta_frac` below the incumbent; that may be seen from eight steady
-    steps on.
+    steps on. Where the noise is such that the cap itself would miss the target by far, the visit
+    stops early, as at its cap.
     """
     steps_s = np.asarray(step_s, dtype=np.float64)
     steady = steady_state(steps_s, tolerance(budget))
@@ -64,6 +68,10 @@ def decide(
                 True, "settled", f"+-{half_frac:.2%} after {mean.num_steps} steady steps"
             )
         state = f"+-{half_frac:.2%} after {mean.num_steps} steady steps"
+        if _is_futile(mean, budget):
+            return Decision(
+                True, "cap", f"{state}: {budget.max_steps} would not bring it to the target either"
+            )
     else:
         state = steady.reason
     if steps_s.size >= budget.max_steps:
@@ -89,6 +97,17 @@ def _is_tight(mean: VisitMean, target_frac: float) -> bool:
     """
     is_narrow = mean.interval().half_width_frac <= _SLACK * target_frac
     return is_narrow and Z_95 * mean.smooth_s <= target_frac * mean.step_s
+
+
+def _is_futile(mean: VisitMean, budget: Budget) -> bool:
+    """Returns whether all the steps that are left would still miss the target by far.
+
+    Another visit then tells more than the rest of this one: it also shows how visits differ.
+    """
+    if mean.num_steps < _FUTILE_FROM * budget.min_steps:
+        return False
+    shrunk = np.sqrt(mean.num_steps / budget.max_steps)
+    return bool(mean.interval().half_width_frac * shrunk > _FUTILE_TARGETS * budget.target_frac)
 
 
 def _is_beaten(

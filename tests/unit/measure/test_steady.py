@@ -1,3 +1,6 @@
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +10,7 @@ from lf_ray.measure import read_visit, steady_state
 from lf_ray.testing.sim.noise import StepNoise
 
 TRUTH_MS = 366.98
+DATA = Path(__file__).parents[2] / "data"
 
 
 def loongforge_trace() -> np.ndarray:
@@ -112,3 +116,26 @@ def test_the_cut_follows_the_slow_front_whatever_the_unit(
     assert found == steady_state(steps)
     if found.settled:
         assert found.first >= num_slow
+
+
+def test_an_eager_step_that_wanders_is_read_with_a_wide_interval() -> None:
+    traces = json.loads((DATA / "traces" / "eager_3b_h200.json").read_text())["wall_s"]
+    for trace in traces:
+        reading = read_visit(trace, samples_per_step=32)
+        assert not reading.error
+        assert reading.step_s is not None
+        assert 0.03 < reading.step_s.half_width_frac < 0.2
+        assert reading.step_s.lo < np.mean(trace) < reading.step_s.hi
+
+
+@pytest.mark.parametrize("direction", [-1.0, 1.0])
+def test_a_long_ramp_does_not_pass_for_wandering(direction: float) -> None:
+    rng = np.random.default_rng(5)
+    steps_s = 0.1 * (1 + direction * np.linspace(-0.15, 0.15, 200))
+    assert not steady_state(steps_s + rng.normal(0, 0.004, 200)).settled
+
+
+def test_a_slow_fall_does_not_pass_for_wandering() -> None:
+    rng = np.random.default_rng(6)
+    steps_s = 0.1 * (1 + 0.5 * np.exp(-np.arange(160) / 80)) + rng.normal(0, 0.004, 160)
+    assert not steady_state(steps_s).settled

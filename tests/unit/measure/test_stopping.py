@@ -89,3 +89,13 @@ def test_an_equal_or_nearly_equal_visit_is_hardly_ever_raced_out(slower_frac: fl
     rows = noise.factors(np.random.default_rng(4), 300, 60) * (1 + slower_frac)
     raced = [steps_until_stop(row, budget)[1] == "raced" for row in rows]
     assert np.mean(raced) <= 0.01
+
+
+def test_a_visit_that_its_cap_would_not_settle_ends_early() -> None:
+    budget = Budget(min_steps=20, max_steps=200, max_s=1e9, target_frac=0.01)
+    rows = StepNoise(cv=0.25, phi=0.5).factors(np.random.default_rng(7), 40, 200)
+    ends = [steps_until_stop(row, budget) for row in rows]
+    assert {rule for _, rule in ends} == {"cap"}
+    assert np.median([num_steps for num_steps, _ in ends]) <= 100
+    hopeful = StepNoise(cv=0.03, phi=0.2).factors(np.random.default_rng(8), 40, 200)
+    assert [steps_until_stop(row, budget)[1] for row in hopeful].count("settled") >= 38
