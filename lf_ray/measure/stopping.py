@@ -17,7 +17,7 @@ _BEATEN_PROB = 0.9995
 _LEAST_STEPS = MIN_STEADY_STEPS + 4
 """What a reading takes with a short warm-up ahead: a cap in seconds that leaves fewer buys none."""
 _MOST_CAPS = 4.0
-_FUTILE_FROM = 4
+_FUTILE_FROM = 3
 """Multiples of a visit's least steps from which on its noise is known well enough to give up."""
 _FUTILE_TARGETS = 1.5
 

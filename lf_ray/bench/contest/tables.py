@@ -29,7 +29,7 @@ SPACES: Mapping[str, Mapping[str, Sequence[KnobValue]]] = {
         "memory.backend": ("caching", "expandable"),
         "graph.scope": ("off", "step+optimizer"),
         "pipeline.prefix": ("off", "on"),
-        "batch.per_gpu": (16, 24, 32, 48, 64, 448, 512),
+        "batch.per_gpu": (16, 24, 32, 48, 64, 704, 768),
         "overlap.comm_dtype": ("fp32", "bf16"),
         "overlap.bucket_size_mb": (25.0, 64.0, 128.0, 256.0, 512.0, 1024.0),
         "overlap.ratio": RATIOS,

@@ -14,10 +14,11 @@ from lf_ray.search.space import point_key
 _WORD_ORDER: Mapping[str, tuple[str, ...]] = {
     "graph.scope": ("off", "step", "step+optimizer"),
     "pipeline.prefix": ("off", "on"),
-    "overlap.comm_dtype": ("fp32", "bf16"),
 }
 _DEVICE_MONOTONE = ("batch.per_gpu", "batch.accumulation", *_WORD_ORDER)
 _HOST_MONOTONE = (*_DEVICE_MONOTONE, "data.workers", "data.prefetch", "data.decode_threads")
+# bf16 on the wire takes a buffer more in some runtimes and a smaller one in others.
+_BUFFERS = ("overlap.comm_dtype",)
 _ALLOCATOR = ("memory.backend", "memory.block_sizes")
 _DECODING = ("data.workers", "data.decode_threads")
 _OVERLAP = ("overlap.bucket_size_mb", "overlap.ratio", "overlap.comm_dtype")
@@ -25,7 +26,7 @@ _OVERLAP = ("overlap.bucket_size_mb", "overlap.ratio", "overlap.comm_dtype")
 # error kind of an infeasible outcome -> knobs of which more can only be worse, knobs that must be
 # equal for the verdict to carry over. What is named in neither has no say.
 _CARRY_OVER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "oom": (_DEVICE_MONOTONE, _ALLOCATOR),
+    "oom": (_DEVICE_MONOTONE, (*_ALLOCATOR, *_BUFFERS)),
     "host_memory": (_HOST_MONOTONE, ()),
     "compiler": ((), ("memory.backend",)),
 }
@@ -50,7 +51,7 @@ def same_allocator(one: Knobs, other: Knobs) -> bool:
 
 def memory_key(knobs: Knobs) -> tuple[KnobValue | None, ...]:
     """Returns the values of all knobs that have a say in what fits."""
-    return tuple(knobs.get(name) for name in (*_HOST_MONOTONE, *_ALLOCATOR))
+    return tuple(knobs.get(name) for name in (*_HOST_MONOTONE, *_ALLOCATOR, *_BUFFERS))
 
 
 def demand(knobs: Knobs) -> float:

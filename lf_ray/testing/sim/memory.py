@@ -25,7 +25,7 @@ class MemoryNeed:
 
 
 def memory_need(profile: Profile, knobs: Knobs) -> MemoryNeed:
-    """Returns the need of a point. Accumulation, capture, pipelining and bf16 buffers add to it."""
+    """Returns the need of a point: what accumulation, capture, pipelining and bf16 add included."""
     memory, batch = profile.memory, int(knobs["batch.per_gpu"])
     activations = memory.per_sample * batch
     extra = 0.0
@@ -36,7 +36,7 @@ def memory_need(profile: Profile, knobs: Knobs) -> MemoryNeed:
     if int(knobs["batch.accumulation"]) > 1:
         extra += 0.02 * activations
     if knobs["overlap.comm_dtype"] == "bf16":
-        extra += 2 * profile.workload.num_elements
+        extra += memory.bf16_bytes * profile.workload.num_elements
     gap_frac = memory.gap_frac[str(knobs["memory.backend"])]
     return MemoryNeed(memory.static + activations + extra, gap_frac * activations)
 

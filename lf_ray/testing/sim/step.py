@@ -9,9 +9,6 @@ from lf_ray.runtime.bucket_plan import BucketPlan, bucket_plan, issued_during_ba
 from lf_ray.testing.sim.profiles import PROFILES, Profile
 from lf_ray.testing.sim.timeline import Task, run_lanes
 
-_CAST_BYTES = 12
-"""Casting a gradient to bf16 and back reads and writes 4 + 2 + 2 + 4 bytes."""
-
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
@@ -90,13 +87,14 @@ def step_time(profile: Profile, knobs: Knobs) -> StepTime:
 def _parts(profile: Profile, knobs: Knobs) -> _Parts:
     work = profile.workload
     batch, rounds = int(knobs["batch.per_gpu"]), int(knobs["batch.accumulation"])
-    prefix_s, head_s = work.prefix.at(batch), work.head.at(batch)
+    slow = work.eager_frac if knobs["graph.scope"] == "off" else 1.0
+    prefix_s, head_s = work.prefix.at(batch) * slow, work.head.at(batch) * slow
     backward_s = head_s * work.backward_frac
     update_s = work.update_s
     if knobs["graph.scope"] != "step+optimizer":
         update_s += work.update_gap_s
-    if knobs["overlap.comm_dtype"] == "bf16" and profile.num_ranks > 1:
-        update_s += _CAST_BYTES * work.num_elements / profile.hbm_bytes_per_s
+    if knobs["overlap.comm_dtype"] == "bf16":
+        update_s += work.bf16_bytes * work.num_elements / profile.hbm_bytes_per_s
     # Only the last micro-batch sends; the others are plain work before it.
     before_s = (rounds - 1) * (prefix_s + head_s)
     return _Parts(prefix_s, before_s + head_s - backward_s, backward_s, update_s)

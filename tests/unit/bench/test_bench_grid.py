@@ -20,7 +20,7 @@ from lf_ray.search.space import Space, point_key, space_from_literal
 from lf_ray.testing.sim.cluster import SimulatedCluster
 
 LITERAL: dict[str, list[KnobValue]] = {
-    "batch.per_gpu": [16, 64, 512],
+    "batch.per_gpu": [16, 64, 768],
     "graph.scope": ["off", "step+optimizer"],
     "pipeline.prefix": ["off", "on"],
     "overlap.ratio": [0.0, 1.0],
@@ -155,10 +155,10 @@ def test_journals_freeze_into_one_table(journal: Path, tmp_path: Path) -> None:
     assert [item["num_records"] for item in origins] == [len(h.records) for h in histories]
     assert all(len(item["sha256"]) == 64 for item in origins)
     space = table.space
-    assert space.choices["batch.per_gpu"] == (16, 32, 64, 512)
+    assert space.choices["batch.per_gpu"] == (16, 32, 64, 768)
     assert table.recorded_frac == 1.0
     # Known without a visit that it does not fit: played back as what it was likened to.
-    knobs = space.canonical({"batch.per_gpu": 512, "graph.scope": "step+optimizer"})
+    knobs = space.canonical({"batch.per_gpu": 768, "graph.scope": "step+optimizer"})
     request = TrialRequest(id="a", knobs=knobs, seed=0, purpose=Purpose.SEARCH)
     played = table.group(0, FakeClock(), with_references=False).run(request)
     assert played.outcome.kind is OutcomeKind.INFEASIBLE

@@ -15,7 +15,7 @@ from lf_ray.testing.sim.cluster import SimulatedCluster
 
 LITERAL: dict[str, list[KnobValue]] = {
     "graph.scope": ["off", "step+optimizer"],
-    "batch.per_gpu": [16, 64, 448, 512],
+    "batch.per_gpu": [16, 64, 704, 768],
     "overlap.ratio": [0.0, 0.6, 1.0],
 }
 BUDGET = Budget(min_steps=20, max_steps=60, target_frac=0.02)
@@ -97,7 +97,7 @@ def test_failures_and_gaps_are_played_back_too(
 ) -> None:
     table, _ = played
     group = table.group(0, FakeClock(), with_references=False)
-    too_large = table.space.canonical({"batch.per_gpu": 512})
+    too_large = table.space.canonical({"batch.per_gpu": 768})
     request = TrialRequest(id="a", knobs=too_large, seed=0, purpose=Purpose.SEARCH)
     record = group.run(request)
     assert record.outcome.kind is OutcomeKind.INFEASIBLE
@@ -121,7 +121,7 @@ def test_searchers_run_on_a_journal(played: tuple[ReplayTable, SimulatedCluster]
 def test_a_journal_without_measurements_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     cluster = SimulatedCluster("sim_8xh200")
-    space = space_from_literal({"batch.per_gpu": [512]}, cluster.truth.baseline())
+    space = space_from_literal({"batch.per_gpu": [768]}, cluster.truth.baseline())
     with Journal(path, cluster.clock) as journal:
         journal.append(
             "sweep",

@@ -128,7 +128,7 @@ def test_feasibility_is_monotone() -> None:
     for changes in ({}, {"graph.scope": "step"}, {"overlap.comm_dtype": "bf16"}):
         fits = [
             truth.samples_per_s(truth.baseline() | {"batch.per_gpu": batch} | changes) > 0
-            for batch in range(16, 512, 16)
+            for batch in range(16, 704, 16)
         ]
         assert fits == sorted(fits, reverse=True)
         assert fits[0]
