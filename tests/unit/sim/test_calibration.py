@@ -282,7 +282,7 @@ def test_our_own_step_on_one_and_two_gpus(
 ) -> None:
     truth = Truth(dataclasses.replace(PROFILES["sim_8xh200"], num_ranks=ranks))
     point = knobs(batch__per_gpu=batch, overlap__bucket_size_mb=256.0, overlap__comm_dtype="bf16")
-    step_ms = truth.step(point | changes).step_s * 1e3
+    step_ms = truth.step({**point, **changes}).step_s * 1e3
     say(f"{ranks} x {batch} {changes}: {step_ms:.1f} ms, measured {measured_ms}")
     assert step_ms == pytest.approx(measured_ms, rel=0.03)
 
