@@ -1,6 +1,6 @@
 """Two ranks on one cache, and writers that are killed."""
 
-import json
+import hashlib
 import signal
 import subprocess
 import sys
@@ -8,45 +8,40 @@ import time
 from pathlib import Path
 
 from lf_ray.data.check import check_dataset
-from lf_ray.data.sample_set import sample_set
-from lf_ray.settings import DataSettings, ModelSettings
-
-RANK = """
-import hashlib, json, sys, time
 from lf_ray.data.loader import BatchLoader
-from lf_ray.settings import DataSettings, SweepConfig
-rank, cache_dir = int(sys.argv[1]), sys.argv[2]
-with BatchLoader(SweepConfig(data=DataSettings(cache_dir=cache_dir)), rank, 2, 0, 4) as loader:
-    started_s = time.monotonic()
-    assert loader.fill(60)
-    digest = hashlib.sha256()
-    for _ in range(loader.epoch_samples // 8):
-        batch, _ = loader.next()
-        digest.update(batch["images_BKHWC"].numpy().tobytes())
-    waits = sorted(loader.next()[1] for _ in range(200))
-    print(json.dumps({"digest": digest.hexdigest(), "wait_s": waits[100], "id": loader.data_id}))
-"""
+from lf_ray.data.sample_set import sample_set
+from lf_ray.settings import DataSettings, ModelSettings, SweepConfig
+from lf_ray.testing.ranks import RankPlace, RankPool
 
 
-def start_rank(rank: int, cache_dir: Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", RANK, str(rank), str(cache_dir)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def _read_epoch(place: RankPlace, cache_dir: str) -> tuple[str, float, str]:
+    """Returns a digest of the rank's pictures, its middle wait once all are there, and the id."""
+    config = SweepConfig(data=DataSettings(cache_dir=cache_dir))
+    with BatchLoader(config, place.rank, place.world_size, 0, 4) as loader:
+        assert loader.fill(60)
+        digest = hashlib.sha256()
+        for _ in range(loader.epoch_samples // 8):
+            batch, _ = loader.next()
+            digest.update(batch["images_BKHWC"].numpy().tobytes())
+        waits_s = sorted(loader.next()[1] for _ in range(200))
+        return digest.hexdigest(), waits_s[100], loader.data_id
 
 
-def results(ranks: "list[subprocess.Popen[str]]") -> list[dict[str, object]]:
-    lines = [rank.communicate(timeout=100)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * len(ranks)
-    return [json.loads(line.splitlines()[-1]) for line in lines]
+def _in_new_ranks(cache_dir: Path) -> list[tuple[str, float, str]]:
+    pool = RankPool(2)
+    try:
+        return pool.run(_read_epoch, str(cache_dir), deadline_s=100)
+    finally:
+        pool.close()
 
 
 def test_two_ranks_share_an_empty_cache_and_agree_with_a_full_one(tmp_path: Path) -> None:
-    cold = results([start_rank(rank, tmp_path) for rank in range(2)])
-    warm = results([start_rank(rank, tmp_path) for rank in range(2)])
-    for first, second in zip(cold, warm):
-        assert first["digest"] == second["digest"]
-        assert first["id"] == second["id"]
-        assert float(str(second["wait_s"])) < 0.05
-    assert cold[0]["digest"] != cold[1]["digest"]
+    cold = _in_new_ranks(tmp_path)
+    warm = _in_new_ranks(tmp_path)
+    for (digest, _, data_id), (again, wait_s, same_id) in zip(cold, warm):
+        assert (digest, data_id) == (again, same_id)
+        assert wait_s < 0.05
+    assert cold[0][0] != cold[1][0]
     assert not list(tmp_path.glob(".*"))
 
 

@@ -30,6 +30,7 @@ class TestWarmWorkers(WarmContract):
     pass
 
 
+@pytest.mark.slow
 class TestLostWorker(LostWorkerContract):
     pass
 
