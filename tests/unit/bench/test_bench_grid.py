@@ -2,6 +2,7 @@
 
 import gzip
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -183,10 +184,14 @@ def test_a_damaged_table_is_refused_in_words(tmp_path: Path) -> None:
 
 
 def test_the_command_runs_a_grid_and_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    mlflow_database: Callable[[Path], str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    sizes = ["--batches", "16", "--bucket-mb", "25,256", "--ratio", "0,1"]
+    mlflow_database(tmp_path / "mlflow.db")
+    sizes = ["--batches", "16", "--bucket-mb", "25", "--ratio", "0,1"]
     words = ["cluster=sim_2xh200", "measure=smoke", "batch.per_gpu=16"]
     assert main([*sizes, *words]) == 0
     assert "every point of the grid has been visited" in capsys.readouterr().out
