@@ -4,13 +4,14 @@ TORCH_INDEX ?=
 PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 BIN := .venv/bin
 ARGS ?=
-# A file stays on one of two processes; the long ones, with workers of their own, begin.
-# One thread each: torch's threads wait spinning, and two processes' of them for each other.
-# With compiled files kept, which some containers turn off: tests start many interpreters.
+# One thread each: torch's threads wait spinning, and those of several processes for each other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+# Compiled files are kept, which some containers turn off: tests start many interpreters.
 export PYTHONDONTWRITEBYTECODE :=
-FAST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not slow"
+# A file stays on one of two processes; the long ones, with workers of their own, begin.
+FAST := $(PYTEST) -m "not gpu and not slow"
 PLACES := tests/end_to_end tests/ranks tests/canaries tests/unit
-SLOW := $(BIN)/python -m pytest -q -m "slow and not gpu and not night" --timeout=600
+SLOW := $(PYTEST) -m "slow and not gpu and not night" --timeout=600
 # Real processes on a shared machine: what failed gets one second chance, alone, and stays in view.
 AGAIN := --last-failed --last-failed-no-failures none
 
@@ -29,7 +30,7 @@ test-full: .venv/dev
 	$(SLOW) || $(SLOW) $(AGAIN)
 
 test-night: .venv/dev
-	$(BIN)/python -m pytest -q -m "night and not gpu" --timeout=1500
+	$(PYTEST) -m "night and not gpu" --timeout=1500
 
 check: style types
 
