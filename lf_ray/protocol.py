@@ -373,6 +373,22 @@ ARITHMETIC_KNOBS = (
 KNOB_NAMES = _HOT_UNLESS_CAPTURED + _RECAPTURE_KNOBS + _RESTART_KNOBS + _HOT_KNOBS
 
 
+ACTS_ONLY: Mapping[str, tuple[str, KnobValue, KnobValue]] = {
+    "pipeline.prefix": ("graph.scope", "step+optimizer", "off"),
+    "memory.block_sizes": ("memory.backend", "arena", "none"),
+}
+"""Knobs that act only where another one has some value: that one, the value, what they are else."""
+
+
+def settled_knobs(knobs: Knobs) -> dict[str, KnobValue]:
+    """Returns the knobs, those that can't act beside the others as they are then."""
+    settled = dict(knobs)
+    for name, (other, value, otherwise) in ACTS_ONLY.items():
+        if name in settled and settled.get(other, value) != value:
+            settled[name] = otherwise
+    return settled
+
+
 def change_cost(previous: Knobs | None, following: Knobs) -> ChangeCost:
     """Returns what a group that ran `previous` must do to run `following` (None: not started)."""
     if previous is None:

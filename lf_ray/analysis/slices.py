@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lf_ray.analysis.points import Point, Visit, knob_key
-from lf_ray.protocol import ChangeCost, Knobs, KnobValue, OutcomeKind, change_cost
+from lf_ray.protocol import (
+    ChangeCost,
+    Knobs,
+    KnobValue,
+    OutcomeKind,
+    change_cost,
+    settled_knobs,
+)
 from lf_ray.record.history import DeadPoint
 
 _BUCKET = "overlap.bucket_size_mb"
@@ -117,7 +124,7 @@ def slice_of(
     apart = any(_needs_others(best.knobs, {**best.knobs, knob: value}) for value in values)
     readings = []
     for value in values:
-        key = knob_key({**best.knobs, knob: value})
+        key = knob_key(settled_knobs({**best.knobs, knob: value}))
         found = by_key.get(key) or ([twins[key]] if key in twins else [])
         readings.append(_reading(value, found, apart))
     return Slice(

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from lf_ray.errors import ConfigError, four_parts, nearest
-from lf_ray.protocol import KNOB_NAMES, Knobs, KnobValue
+from lf_ray.protocol import ACTS_ONLY, KNOB_NAMES, Knobs, KnobValue, settled_knobs
 from lf_ray.search.ladder import BatchLadder, BucketLadder
 from lf_ray.settings import SweepConfig
 
@@ -74,31 +74,25 @@ class Space:
 
     def active(self, name: str, knobs: Knobs) -> bool:
         """Returns whether the knob can change anything at this point."""
-        if name == "pipeline.prefix":
-            return knobs["graph.scope"] == "step+optimizer"
-        if name == "memory.block_sizes":
-            return knobs["memory.backend"] == "arena"
         if name == "batch.lr_rule":
             return _global_batch(knobs) != _global_batch(self.baseline)
-        return True
+        if name not in ACTS_ONLY:
+            return True
+        other, value, _ = ACTS_ONLY[name]
+        return knobs[other] == value
 
     def may_act(self, name: str) -> bool:
         """Returns whether the knob can change anything at some point of the space."""
-        needed = {
-            "pipeline.prefix": ("graph.scope", "step+optimizer"),
-            "memory.block_sizes": ("memory.backend", "arena"),
-        }
-        if name not in needed:
+        if name not in ACTS_ONLY:
             return True
-        other, value = needed[name]
+        other, value, _ = ACTS_ONLY[name]
         return value in self.choices.get(other, (self.baseline.get(other),))
 
     def canonical(self, knobs: Knobs) -> dict[str, KnobValue]:
         """Returns every knob of the point, those that can't change anything as in the baseline."""
-        full = {**self.baseline, **knobs}
-        for name in ("pipeline.prefix", "memory.block_sizes", "batch.lr_rule"):
-            if name in full and not self.active(name, full):
-                full[name] = _INACTIVE.get(name, self.baseline[name])
+        full = settled_knobs({**self.baseline, **knobs})
+        if "batch.lr_rule" in full and not self.active("batch.lr_rule", full):
+            full["batch.lr_rule"] = self.baseline["batch.lr_rule"]
         return full
 
     def num_points(self) -> int:
@@ -147,9 +141,6 @@ class Space:
         """Returns a short hash that changes when knobs, values or rules do."""
         text = json.dumps(self.to_plain(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-_INACTIVE: Mapping[str, KnobValue] = {"pipeline.prefix": "off", "memory.block_sizes": "none"}
 
 
 def point_key(knobs: Knobs) -> str:

@@ -207,6 +207,34 @@ def test_a_twin_of_a_measured_value_counts_as_measured(make_record: Make) -> Non
     assert (knee.value, knee.status) == (25.0, KneeStatus.RESOLVED)
 
 
+def test_a_value_that_silences_another_knob_is_read_where_that_one_is_off(
+    make_record: Make,
+) -> None:
+    """A captured, pipelined best: without capture nothing is pipelined, whatever was asked for."""
+
+    def at(scope: str, prefix: str) -> dict[str, KnobValue]:
+        return {"graph.scope": scope, "pipeline.prefix": prefix}
+
+    rates = {("off", "off"): 50.0, ("step", "off"): 90.0, ("step+optimizer", "on"): 100.0}
+    records = [
+        make_record(
+            f"t{index:03d}" + (f"r{visit}" if visit else ""),
+            rate,
+            knobs=at(*setting),
+            replicate_of=f"t{index:03d}" if visit else None,
+            seed=7 * index + visit,
+        )
+        for index, (setting, rate) in enumerate(rates.items())
+        for visit in range(3)
+    ]
+    points = points_of(records)
+    ladder = ["off", "step", "step+optimizer"]
+    along = slice_of(points, points[2], "graph.scope", ladder, baseline_value="off")
+    assert along.missing == ()
+    knee = knee_estimate(along)
+    assert (knee.status, knee.value) == (KneeStatus.RESOLVED, "step+optimizer")
+
+
 def test_one_value_is_no_ladder(make_record: Make) -> None:
     assert knee_estimate(_slice(make_record, {8.0: 100.0})).status is KneeStatus.UNDETERMINED
 
