@@ -96,8 +96,10 @@ def agree(
     """Runs a phase here and closes its gate: every rank gets its value, or all get the outcome.
 
     Where ranks talk to each other in the phase (`communicated`), an error is told at once to
-    whoever watches: another rank may be inside a collective that this one will never join.
+    whoever watches: another rank may be inside a collective that this one will never join. One
+    rank alone talks to nobody, but a capture that failed spoils its process all the same.
     """
+    communicated = communicated and (bench.control.size > 1 or phase == "capture")
     bench.watch.enter(phase, limit_s)
     values: list[T] = []
     report = None

@@ -38,6 +38,15 @@ class Alone:
         return value
 
 
+class Echo(Alone):
+    """The control line of a rank whose only peer does what it does."""
+
+    size = 2
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, value]
+
+
 class Notes:
     """A watch that remembers."""
 
@@ -76,9 +85,10 @@ class Visit:
         self.session = FakeSession(rank=0, world_size=1, body=body, faults=faults, base_s=base_s)
         self.changes: Mapping[str, Any] = changes
         self.settings = VisitSettings(first_of_group=first, reset_s=0.25)
+        self.control = Alone()
 
     def run(self) -> TrialRecord:
-        bench = Bench(control=Alone(), clock=self.clock, watch=self.watch)
+        bench = Bench(control=self.control, clock=self.clock, watch=self.watch)
         return run_visit(self.session, bench, request(**self.changes), self.settings)
 
 
@@ -178,9 +188,23 @@ def test_a_measured_rate_that_then_fails_is_not_kept() -> None:
 
 def test_an_error_in_communication_is_told_before_the_gate_is_waited_for() -> None:
     visit = Visit(Fault(kind="exception", phase="step", ranks=(0,), step=5))
+    visit.control = Echo()
     record = visit.run()
     assert [item.phase for item in visit.watch.faults] == ["steps"]
     assert record.outcome.group_lost
+
+
+@pytest.mark.parametrize("phase", ["step", "capture"])
+def test_a_rank_alone_runs_out_of_memory_without_losing_its_process(phase: str) -> None:
+    """Nobody waits for it in a collective; only a failed capture spoils the process itself."""
+    visit = Visit(Fault(kind="oom", phase=phase, ranks=(0,)))
+    record = visit.run()
+    assert record.outcome.kind is OutcomeKind.INFEASIBLE
+    assert record.outcome.group_lost == (phase == "capture")
+    assert [item.phase for item in visit.watch.faults] == ["capture"] * (phase == "capture")
+    visit = Visit(Fault(kind="oom", phase=phase, ranks=(0,)))
+    visit.control = Echo()
+    assert visit.run().outcome.group_lost
 
 
 def test_an_error_before_communication_needs_no_alarm() -> None:
