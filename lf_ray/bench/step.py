@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from lf_ray.bench.arguments import json_line, number, numbers, whole, wholes, words_of
+from lf_ray.bench.arguments import json_line, numbers, whole, wholes, words_of
 from lf_ray.bench.comm import ALGOS
 from lf_ray.bench.steps.against import (
     LOONGFORGE,
@@ -42,7 +42,6 @@ from lf_ray.bench.steps.readings import to_plain, words
 from lf_ray.bench.steps.rows import table
 from lf_ray.errors import LfRayError
 from lf_ray.machine import detect
-from lf_ray.runtime.overlap import FLUSH_ELEMENTS
 from lf_ray.testing.ranks import RankError
 
 _AGAINST_ROUNDS = 4
@@ -59,7 +58,7 @@ def run_against(options: argparse.Namespace, modes: Sequence[str]) -> list[dict[
         overrides.append(f"cluster.workers={options.gpus[0]}")
     if options.px:
         overrides.append(f"model.image_px={options.px[0]}")
-    send = {"overlap.bucket_size_mb": options.bucket_mb, "overlap.ratio": options.ratio[0]}
+    send = {"overlap.bucket_size_mb": options.bucket_mb[0], "overlap.ratio": options.ratio[0]}
     rows = []
     with TemporaryDirectory(prefix="lf-ray-bench-") as folder:
         theirs = their_side(overrides, machine, Path(folder))
@@ -114,9 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             num_steps=options.steps,
             num_ranks=num_ranks,
             comm_dtypes=options.comm,
-            bucket_size_mb=options.bucket_mb,
+            bucket_sizes_mb=options.bucket_mb,
             ratios=options.ratio,
-            flushes_mi=options.flush_mi,
             rounds=options.rounds or 1,
             profile=options.profile,
             algo=algo,
@@ -152,14 +150,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--comm", type=words_of(("fp32", "bf16")), default=("fp32",), help="on the wire: fp32,bf16"
     )
-    parser.add_argument("--bucket-mb", type=number(2**-6), default=256.0, help="MiB as sent")
-    parser.add_argument("--ratio", type=numbers(0, 1), default=(1.0,), help="sent in backward: 0,1")
     parser.add_argument(
-        "--flush-mi",
-        type=wholes(1),
-        default=(FLUSH_ELEMENTS // 2**20,),
-        help="elements (2^20) after which gradients are copied: 16,256",
+        "--bucket-mb", type=numbers(2**-6), default=(256.0,), help="MiB as sent: 25,256,2048"
     )
+    parser.add_argument("--ratio", type=numbers(0, 1), default=(1.0,), help="sent in backward: 0,1")
     parser.add_argument(
         "--algo", type=words_of(ALGOS), default=("default",), help="NCCL's: ring,tree"
     )

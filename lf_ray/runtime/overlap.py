@@ -20,7 +20,7 @@ from lf_ray.runtime.update.flat import FlatGradients
 
 # Gradients that wait for their bucket are copied at the latest when they reach this many elements,
 # so that a huge bucket does not hold a second copy of everything; a copy of few tensors is slow.
-FLUSH_ELEMENTS = 256 * 2**20
+_FLUSH_ELEMENTS = 256 * 2**20
 
 
 class Collective(Protocol):
@@ -170,7 +170,7 @@ class GradientReducer:
         number = self._bucket_of[index]
         self._num_missing[number] -= 1
         complete = self._num_missing[number] == 0
-        if complete or self._pending_elements >= FLUSH_ELEMENTS:
+        if complete or self._pending_elements >= _FLUSH_ELEMENTS:
             self._flush()
         if complete and self._last_micro_batch:
             self._issue_leading()

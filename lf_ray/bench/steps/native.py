@@ -1,6 +1,6 @@
 """Our own step and plain DDP by batch and mode: what each rank runs, and the rows of all of them.
 
-Batches are made in memory. A mode's knobs, a ratio and a flush size make one row; rounds visit all
+Batches are made in memory. A mode's knobs, a ratio and a bucket size make one row; rounds visit all
 rows of a model again, in turn, so that a drift of the machine meets them alike.
 """
 
@@ -19,7 +19,6 @@ from lf_ray.bench.steps.plain_ddp import PlainDdp
 from lf_ray.bench.steps.rows import RankRow, summary
 from lf_ray.bench.steps.settling import settled_times
 from lf_ray.protocol import KnobValue, Purpose, StepSample, TrialRequest
-from lf_ray.runtime import overlap
 from lf_ray.runtime.groot import sized
 from lf_ray.runtime.kernels import fuse_head, fuse_prefix
 from lf_ray.runtime.session import Session
@@ -54,7 +53,7 @@ class StepBench:
 
     Attributes:
         ratios: one or more shares sent during backward; each makes a row.
-        flushes_mi: elements (2^20) after which waiting gradients are copied; each makes a row.
+        bucket_sizes_mb: MiB as sent; each makes a row.
         rounds: how often all rows of a model are visited, in turn.
         profile: count launches and split the time by kernel class after the timed steps.
         algo: of NCCL: default, ring or tree; the ranks are started with it.
@@ -67,9 +66,8 @@ class StepBench:
     num_steps: int
     num_ranks: int
     comm_dtypes: tuple[str, ...]
-    bucket_size_mb: float
+    bucket_sizes_mb: tuple[float, ...] = (256.0,)
     ratios: tuple[float, ...] = (1.0,)
-    flushes_mi: tuple[int, ...] = (overlap.FLUSH_ELEMENTS // 2**20,)
     rounds: int = 1
     profile: bool = False
     algo: str = "default"
@@ -82,32 +80,34 @@ class StepBench:
         config.measure.gate_steps = 0
         return config
 
-    def request(self, batch_size: int, mode: str, comm: str, ratio: float) -> TrialRequest:
+    def request(
+        self, batch_size: int, mode: str, comm: str, ratio: float, bucket_size_mb: float
+    ) -> TrialRequest:
         """Returns the request of one row."""
         knobs = {
             **knobs_of(self.config()),
             "batch.per_gpu": batch_size,
             "overlap.comm_dtype": comm,
-            "overlap.bucket_size_mb": self.bucket_size_mb,
+            "overlap.bucket_size_mb": bucket_size_mb,
             "overlap.ratio": ratio,
             **KNOBS[mode],
         }
-        name = f"{mode}-{batch_size}-{comm}-{ratio:g}"
+        name = f"{mode}-{batch_size}-{comm}-{ratio:g}-{bucket_size_mb:g}"
         return TrialRequest(id=name, knobs=knobs, seed=0, purpose=Purpose.SEARCH)
 
-    def label(self, mode: str, ratio: float, flush_mi: int) -> str:
+    def label(self, mode: str, ratio: float, bucket_size_mb: float) -> str:
         """Returns how a row names its mode: with what else tells it from other rows."""
         parts = [mode]
         parts += [f"r{ratio:g}"] if len(self.ratios) > 1 else []
-        parts += [f"f{flush_mi}"] if len(self.flushes_mi) > 1 else []
+        parts += [f"b{bucket_size_mb:g}"] if len(self.bucket_sizes_mb) > 1 else []
         parts += [self.algo] if self.algo != "default" else []
         return " ".join(parts)
 
-    def points(self, modes: Sequence[str]) -> Iterator[tuple[int, str, str, float, int]]:
-        """Yields batch, mode, dtype on the wire, ratio and flush of each row, rounds in turn."""
+    def points(self, modes: Sequence[str]) -> Iterator[tuple[int, str, str, float, float]]:
+        """Yields batch, mode, dtype on the wire, ratio and bucket of each row, rounds in turn."""
         for _ in range(self.rounds):
             yield from itertools.product(
-                self.batches, modes, self.comm_dtypes, self.ratios, self.flushes_mi
+                self.batches, modes, self.comm_dtypes, self.ratios, self.bucket_sizes_mb
             )
 
     def floors_s(self, batch_size: int) -> dict[str, float]:
@@ -182,11 +182,9 @@ def session_rows(
         FusedParts(modes[0]),
     )
     rows = []
-    for batch_size, mode, comm, ratio, flush_mi in bench.points(modes):
-        request = bench.request(batch_size, mode, comm, ratio)
-        head = (batch_size, bench.label(mode, ratio, flush_mi), comm)
-        # No knob: read once a copy, so that both sizes can be compared in one process.
-        overlap.FLUSH_ELEMENTS = flush_mi * 2**20
+    for batch_size, mode, comm, ratio, bucket_size_mb in bench.points(modes):
+        request = bench.request(batch_size, mode, comm, ratio, bucket_size_mb)
+        head = (batch_size, bench.label(mode, ratio, bucket_size_mb), comm)
         try:
             rows.append(_measured(session, head, request, bench))
         except torch.OutOfMemoryError:

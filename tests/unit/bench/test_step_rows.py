@@ -51,17 +51,19 @@ def test_requests_name_every_knob_of_their_mode() -> None:
         num_steps=5,
         num_ranks=1,
         comm_dtypes=("bf16",),
-        bucket_size_mb=8.0,
+        bucket_sizes_mb=(8.0,),
         ratios=(0.5, 1.0),
         rounds=2,
     )
-    assert bench.label("pipelined", 0.5, 256) == "pipelined r0.5"
-    assert replace(bench, flushes_mi=(16, 256)).label("graph", 0.5, 16) == "graph r0.5 f16"
-    assert replace(bench, algo="tree", ratios=(1.0,)).label("graph", 1.0, 256) == "graph tree"
+    assert bench.label("pipelined", 0.5, 8.0) == "pipelined r0.5"
+    two = replace(bench, bucket_sizes_mb=(25.0, 2048.0))
+    assert two.label("graph", 0.5, 2048.0) == "graph r0.5 b2048"
+    assert len(list(two.points(("pipelined",)))) == 8
+    assert replace(bench, algo="tree", ratios=(1.0,)).label("graph", 1.0, 8.0) == "graph tree"
     assert nccl_environment("tree") == {"NCCL_ALGO": "Tree"}
     assert nccl_environment("default") == {}
     assert len(list(bench.points(("pipelined",)))) == 4
-    knobs = bench.request(4, "pipelined", "bf16", 0.5).knobs
+    knobs = bench.request(4, "pipelined", "bf16", 0.5, 8.0).knobs
     assert knobs["pipeline.prefix"] == "on"
     assert knobs["graph.scope"] == "step+optimizer"
     assert knobs["overlap.comm_dtype"] == "bf16"
