@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lf_ray.errors import ConfigError, four_parts, nearest
 from lf_ray.machine import Machine
-from lf_ray.settings import SweepConfig, plain
+from lf_ray.settings import SweepConfig, Trainer, plain
 
 CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("model", "cluster", "trainer", "data", "measure")
@@ -76,6 +76,7 @@ def check(config: SweepConfig) -> None:
     Raises:
         ConfigError: the first value out of its range, by its dotted name.
     """
+    limit_gb = config.memory.limit_gb
     limits: list[tuple[str, Any, bool, str]] = [
         ("batch.per_gpu", config.batch.per_gpu, config.batch.per_gpu >= 1, "at least 1"),
         ("batch.accumulation", config.batch.accumulation, config.batch.accumulation >= 1, ">= 1"),
@@ -107,7 +108,13 @@ def check(config: SweepConfig) -> None:
         ("sweep.trials", config.sweep.trials, config.sweep.trials != 0, "at least 1"),
         ("sweep.minutes", config.sweep.minutes, (config.sweep.minutes or 1) > 0, "above 0"),
         ("cluster.workers", config.cluster.workers, config.num_workers >= 1, "at least 1"),
-        ("memory.limit_gb", config.memory.limit_gb, (config.memory.limit_gb or 1) > 0, "above 0"),
+        ("memory.limit_gb", limit_gb, limit_gb is None or limit_gb > 0, "above 0"),
+        (
+            "memory.limit_gb",
+            limit_gb,
+            limit_gb is None or _has_limit(config),
+            "left out with trainer=loongforge and on simulated clusters, which know no such limit",
+        ),
         (
             "measure.min_steps",
             config.measure.min_steps,
@@ -126,6 +133,10 @@ def check(config: SweepConfig) -> None:
                     f"Give {name} a value in that range.",
                 )
             )
+
+
+def _has_limit(config: SweepConfig) -> bool:
+    return config.trainer is Trainer.native and not config.cluster.kind.startswith("sim_")
 
 
 def as_nested(config: SweepConfig) -> dict[str, Any]:

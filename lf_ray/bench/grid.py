@@ -1,9 +1,9 @@
 r"""`python -m lf_ray.bench grid`: every point of a grid measured on real workers, for a table.
 
     python -m lf_ray.bench grid model=3b data=synthetic memory.limit_gb=48 sweep.minutes=9
-    python -m lf_ray.bench grid sweep.minutes=18 resume=<id>                    goes on
-    python -m lf_ray.bench grid --freeze 2xh200 outputs/grid/*/journal.jsonl    into the project
-    python -m lf_ray.bench grid cluster=sim_2xh200                              simulated, seconds
+    python -m lf_ray.bench grid ... sweep.minutes=18 resume=<id>    the same words again: goes on
+    python -m lf_ray.bench grid --freeze 2xh200 outputs/grid/*/journal.jsonl
+    python -m lf_ray.bench grid cluster=sim_2xh200                  simulated
 
 Batch x captured or not x pipelining x bucket size x ratio; points of equal effect, and those at
 least as large as one that did not fit, cost nothing. Then the upper quarter is visited until each
@@ -44,6 +44,9 @@ def space_of(options: argparse.Namespace) -> Literal:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs or goes on with a grid, or freezes journals; returns the exit code."""
     options = _parser().parse_args(argv)
+    if options.freeze and not options.words:
+        sys.stderr.write("--freeze NAME takes the journals that the table is made of\n")
+        return EXIT_REFUSED
     if options.freeze:
         return _freeze(options.freeze, [Path(word) for word in options.words])
     about = __doc__ or ""
@@ -57,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _freeze(name: str, paths: list[Path]) -> int:
     target = frozen_path(name)
     try:
+        for path in paths:
+            # A journal that can't be played back leaves no table behind.
+            replay_table(path)
         num_bytes = freeze(paths, target)
         table = replay_table(target)
     except LfRayError as error:

@@ -76,21 +76,26 @@ def steady_state(
         if cut == 0:
             break
         first += cut
-    num_moving = first - num_one_off
-    wandering = _wanders(clipped_s[num_one_off:])
-    if num_steps - first < max(min_steps, _LEVEL_PER_MOVING * num_moving):
-        if wandering:
-            return Steady(num_one_off, True, f"wanders, from step {num_one_off} of {num_steps}")
-        return Steady(num_steps, False, f"still warming up: no level stretch in {num_steps} steps")
+    moving = _moving(clipped_s, first, num_one_off, tolerance_frac, min_steps)
+    if not moving:
+        return Steady(first, True, f"level from step {first} of {num_steps}")
+    if _wanders(clipped_s[num_one_off:]):
+        return Steady(num_one_off, True, f"wanders, from step {num_one_off} of {num_steps}")
+    return Steady(num_steps, False, moving)
+
+
+def _moving(
+    clipped_s: Series, first: int, num_one_off: int, tolerance_frac: float, min_steps: int
+) -> str:
+    """Returns in words how the steps from `first` on still move, empty where they are level."""
+    num_steps = clipped_s.size
+    if num_steps - first < max(min_steps, _LEVEL_PER_MOVING * (first - num_one_off)):
+        return f"still warming up: no level stretch in {num_steps} steps"
     prob = _FALSE_TREND_PROB if first == num_one_off else _FALSE_TREND_PROB_AFTER_CUT
     moved_frac = _trend_frac(clipped_s[first:], prob)
     if abs(moved_frac) > tolerance_frac:
-        if wandering:
-            return Steady(num_one_off, True, f"wanders, from step {num_one_off} of {num_steps}")
-        return Steady(
-            num_steps, False, f"still moving: {moved_frac:+.1%} over {num_steps - first} steps"
-        )
-    return Steady(first, True, f"level from step {first} of {num_steps}")
+        return f"still moving: {moved_frac:+.1%} over {num_steps - first} steps"
+    return ""
 
 
 def _wanders(steps_s: Series) -> bool:

@@ -221,14 +221,18 @@ def conductor_of(
 ) -> Conductor:
     """Returns the sweep's one path of events, begun."""
     config = opened.config
-    prior = prior_of(config, opened.space, opened.header["machine"]["gpus"])
+    # Whoever does not search has no use for a suggestion.
+    searching = make_planner is None
+    prior = prior_of(config, opened.space, opened.header["machine"]["gpus"]) if searching else None
     enqueued = (prior.knobs,) if prior else ()
     rules = rules_of(config, num_groups=num_groups, enqueued=enqueued)
     proposer = proposer_of(config.sweep.sampler)
-    planner: SweepPlanner = Planner(opened.space, rules, proposer)
+    planner: SweepPlanner
     if make_planner is not None:
         planner = make_planner(opened.space, rules)
-    elif opened.searches:
+    elif not opened.searches:
+        planner = Planner(opened.space, rules, proposer)
+    else:
         # Each stage tries its own knobs of what is suggested, from where it begins.
         stages = _stages(opened.space, opened.searches, config, rules)
         planner = StagedPlanner(opened.space, stages, rules, proposer, config.num_workers)

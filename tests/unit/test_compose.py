@@ -82,6 +82,7 @@ def test_knobs_on_the_command_line_set_the_baseline() -> None:
         ("batch.per_gpu=1.5", "batch.per_gpu"),
         ("sweep.trials=0", "at least 1"),
         ("cluster.workers=0", "at least 1"),
+        ("memory.limit_gb=0", "above 0"),
         ("measure.min_steps=5", "at least 20"),
         ("faster", "group=option"),
         ("+new.key=1", "group=option"),
@@ -113,6 +114,13 @@ def test_a_best_yaml_composes_back_and_can_be_overridden(tmp_path: Path) -> None
     assert (config.overlap.bucket_size_mb, config.overlap.ratio) == (8.0, 0.6)
     assert config.graph.scope is GraphScope.step_optimizer
     assert read_found(str(path)) == {"sweep": "overlap"}
+
+
+@pytest.mark.parametrize("word", ["trainer=loongforge", "cluster=sim_2xh200"])
+def test_a_memory_limit_that_nobody_would_keep_is_refused(word: str) -> None:
+    assert _compose("memory.limit_gb=40").memory.limit_gb == 40
+    with pytest.raises(ConfigError, match=r"memory\.limit_gb must be left out"):
+        _compose("memory.limit_gb=40", word)
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "!!python/object/apply:os.system ['true']"])

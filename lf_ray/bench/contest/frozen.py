@@ -22,6 +22,14 @@ from lf_ray.search.space import point_key
 
 TABLES = Path(__file__).resolve().parents[1] / "tables"
 SUFFIX = ".jsonl.gz"
+_ALIKE = (
+    ("model", "size"),
+    ("model", "image_px"),
+    ("cluster", "workers"),
+    ("cluster", "device"),
+    ("data", "source"),
+    ("memory", "limit_gb"),
+)
 
 
 def frozen_path(name: str) -> Path:
@@ -64,7 +72,8 @@ def freeze(paths: Sequence[Path], target: Path) -> int:
     baseline are the table's.
 
     Raises:
-        RecordError: a journal can't be read, or was made with another model or number of ranks.
+        RecordError: a journal can't be read or was made with another model, memory limit or number
+            of ranks, or the table can't be written.
     """
     histories = [read_table(path) for path in paths]
     for history in histories[1:]:
@@ -82,10 +91,21 @@ def freeze(paths: Sequence[Path], target: Path) -> int:
         lines.append(_line("finished", wall_s, {"record": record.to_json()}))
     for point in merged.dead:
         lines.append(_line("dead", 0.0, plain_json(dataclasses.asdict(point))))
-    target.parent.mkdir(parents=True, exist_ok=True)
     # No time of writing in it: the same journals make the same file.
-    target.write_bytes(gzip.compress("".join(lines).encode(), 9, mtime=0))
-    return target.stat().st_size
+    content = gzip.compress("".join(lines).encode(), 9, mtime=0)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    except OSError as error:
+        raise RecordError(
+            four_parts(
+                f"writing the table {target}",
+                "tables lie in lf-ray's own folder, which must be writable",
+                str(error),
+                "Freeze from a checkout of yours.",
+            )
+        ) from error
+    return len(content)
 
 
 class _Merged:
@@ -143,13 +163,13 @@ def _origin(path: Path, history: SweepHistory) -> dict[str, Any]:
 
 
 def _refuse_other(first: SweepHistory, other: SweepHistory) -> None:
-    for group, key in (("model", "size"), ("model", "image_px"), ("cluster", "workers")):
+    for group, key in _ALIKE:
         was, now = (h.header.config.get(group, {}).get(key) for h in (first, other))
         if was != now:
             raise RecordError(
                 four_parts(
                     "merging journals into a table",
-                    "they are of one model and one number of ranks",
+                    f"they are alike in {', '.join('.'.join(name) for name in _ALIKE)}",
                     f"{group}.{key} {was} in {first.header.id}, {now} in {other.header.id}",
                     "Freeze them one by one.",
                 )

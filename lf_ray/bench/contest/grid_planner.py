@@ -8,7 +8,6 @@ points of equal effect, and points at least as large as one that did not fit.
 import dataclasses
 import math
 
-from lf_ray.protocol import TrialRequest
 from lf_ray.record.events import JournalEvent
 from lf_ray.search.plan.decisions import Decision, Line, Request, Rules, Stop, Wait
 from lf_ray.search.plan.searching import baseline_decision, baseline_visit
@@ -58,7 +57,8 @@ class GridPlanner:
         if count >= rules.max_failures:
             return Stop(f"{count} failures in a row of kind {kind}: {state.streak_reason}", 1)
         if rules.minutes is not None and elapsed_s > rules.minutes * 60:
-            return self._end(f"sweep.minutes={rules.minutes:g} are used up; resume=<id> goes on")
+            used = f"sweep.minutes={rules.minutes:g} are used up"
+            return self._end(f"{used}; the same words, more minutes and resume=<id> go on")
         if state.orphans:
             return again_decision(state)
         decision = baseline_decision(state, rules) or self._untried()
@@ -136,5 +136,4 @@ class GridPlanner:
 def _whole(asked: Request) -> Request:
     """Returns the request without a race: a table wants the steps of slow points too."""
     budget = dataclasses.replace(asked.request.budget, incumbent_samples_per_s=None)
-    request: TrialRequest = dataclasses.replace(asked.request, budget=budget)
-    return Request(request, asked.reason)
+    return Request(dataclasses.replace(asked.request, budget=budget), asked.reason)

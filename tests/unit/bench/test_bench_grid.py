@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lf_ray.bench.contest.frozen import freeze, read_table
+from lf_ray.bench.contest.frozen import freeze, frozen_path, read_table
 from lf_ray.bench.contest.grid_planner import VISITS, GridPlanner
 from lf_ray.bench.grid import main
 from lf_ray.bench.replay import replay_table
@@ -16,7 +16,7 @@ from lf_ray.errors import RecordError
 from lf_ray.protocol import KnobValue, OutcomeKind, Purpose, TrialRecord, TrialRequest
 from lf_ray.record.journal import Journal, read_journal
 from lf_ray.search.conductor import Conductor, MemoryLog, run_in_process
-from lf_ray.search.plan.decisions import Request, Rules, Stop
+from lf_ray.search.plan.decisions import Request, Rules
 from lf_ray.search.space import Space, point_key, space_from_literal
 from lf_ray.testing.sim.cluster import SimulatedCluster
 
@@ -113,15 +113,18 @@ def test_a_stopped_grid_goes_on_where_it_was() -> None:
     assert Counter(decided(7)) == Counter(decided(0))
 
 
-def test_minutes_end_it_for_now() -> None:
+def test_minutes_end_it_for_now_and_more_of_them_go_on() -> None:
     cluster = SimulatedCluster("sim_8xh200", 3, FakeClock())
     space = space_from_literal(LITERAL, cluster.truth.baseline())
-    conductor = Conductor(
-        GridPlanner(space, Rules(minutes=2)), MemoryLog(cluster.clock), [], cluster.clock
-    )
+    log = MemoryLog(cluster.clock)
+    conductor = Conductor(GridPlanner(space, Rules(minutes=2)), log, [], cluster.clock)
     conductor.begin(header_of(space))
     stop = run_in_process(conductor, cluster.run)
-    assert stop == Stop("sweep.minutes=2 are used up; resume=<id> goes on", 0)
+    assert stop.exit_code == 0
+    assert "sweep.minutes=2 are used up" in stop.reason
+    later = Conductor(GridPlanner(space, Rules(minutes=500)), log, [], cluster.clock)
+    later.begin(header_of(space), tuple(log.events))
+    assert run_in_process(later, cluster.run).reason == "every point of the grid has been visited"
 
 
 def test_failures_in_a_row_end_it() -> None:
@@ -199,4 +202,6 @@ def test_the_command_runs_a_grid_and_is_resumed(
     before = len(read_journal(path).records)
     assert main([*sizes, *words, f"resume={path.parent.name}"]) == 0
     assert len(read_journal(path).records) == before
-    assert main(["--freeze", "nothing", str(tmp_path / "missing.jsonl")]) == 2
+    assert main(["--freeze", "nothing"]) == 2
+    assert main(["--freeze", "nothing", str(path), str(tmp_path / "missing.jsonl")]) == 2
+    assert not frozen_path("nothing").exists()
