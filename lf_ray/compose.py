@@ -172,9 +172,14 @@ def read_found(path: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+@cache
+def _store_schema() -> None:
+    # Reading the dataclasses takes a sixth of a composition, and what is stored is only copied.
+    ConfigStore.instance().store(name="schema", node=SweepConfig)
+
+
 def _composed(words: list[str], found: dict[str, Any]) -> SweepConfig:
-    store = ConfigStore.instance()
-    store.store(name="schema", node=SweepConfig)
+    _store_schema()
     GlobalHydra.instance().clear()
     base = [*_as_words(_with_member_names(found)), *words]
     try:

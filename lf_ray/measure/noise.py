@@ -46,7 +46,7 @@ def lag_correlation(residuals_s: Series, num_fitted: int = 1) -> float:
         return 0.0
     raw = float(residuals_s[1:] @ residuals_s[:-1]) / total
     corrected = raw + (num_fitted + 3 * max(raw, 0.0)) / residuals_s.size
-    return float(np.clip(corrected, 0.0, 0.8))
+    return min(max(corrected, 0.0), 0.8)
 
 
 def inflation(phi: float, num_steps: int) -> float:

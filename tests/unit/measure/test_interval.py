@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from lf_ray.measure import (
     Between,
@@ -167,11 +166,15 @@ def test_intervals_hold_their_value_and_follow_the_unit(
 @pytest.mark.parametrize("prob", [0.9, 0.975, 0.999, 0.9995])
 @pytest.mark.parametrize("df", [1, 2, 3, 3.7, 5, 9, 40])
 def test_t_quantile_agrees_with_scipy(prob: float, df: float) -> None:
+    from scipy import stats  # seconds, also for who only collects this file
+
     assert t_quantile(prob, df) == pytest.approx(stats.t.ppf(prob, df), rel=0.003)
 
 
 @pytest.mark.parametrize("count", [1, 3, 10])
 def test_poisson_bounds_lie_near_the_exact_ones(count: int) -> None:
+    from scipy import stats
+
     low, high = poisson_bounds(count)
     assert stats.gamma.ppf(0.01, count) <= low <= stats.gamma.ppf(0.03, count)
     assert stats.gamma.ppf(0.95, count + 1) <= high <= stats.gamma.ppf(0.975, count + 1)
