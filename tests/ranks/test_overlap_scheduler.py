@@ -22,6 +22,22 @@ def _model() -> nn.Sequential:
     return nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(6)))
 
 
+class _Descent:
+    """torch.optim.SGD in little: that one makes each rank import torch's compiler, for seconds."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def zero_grad(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter in self.model.parameters():
+            assert parameter.grad is not None
+            parameter.add_(parameter.grad, alpha=-0.5)
+
+
 def _loss(model: nn.Module, seed: int) -> Tensor:
     x = torch.randn(4, 32, generator=torch.Generator().manual_seed(seed))
     loss: Tensor = model(x).square().mean()
@@ -33,7 +49,7 @@ def _backward(loss: Tensor) -> None:
 
 
 def _plain(place: RankPlace, model: nn.Module, micro_batches: int = 1) -> list[Tensor]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = _Descent(model)
     for step in range(NUM_STEPS):
         optimizer.zero_grad()
         for micro_batch in range(micro_batches):
@@ -54,7 +70,7 @@ def _overlapped(place: RankPlace, options: dict[str, Any], where: str) -> dict[s
     model = _model()
     expected = _plain(place, copy.deepcopy(model))
     scheduler = OverlapScheduler(model=model, backend="gloo", **options)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = _Descent(model)
     for step in range(NUM_STEPS):
         with scheduler.overlap():
             optimizer.zero_grad()
@@ -113,7 +129,7 @@ def _accumulated(place: RankPlace) -> list[bool]:
     model = _model()
     expected = _plain(place, copy.deepcopy(model), micro_batches=3)
     scheduler = OverlapScheduler(model, 9 / 1024, 0.5, backend="gloo")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = _Descent(model)
     for step in range(NUM_STEPS):
         for micro_batch in range(3):
             with scheduler.overlap(accumulate=micro_batch < 2):
