@@ -1,77 +1,64 @@
 """Out of memory for real on GPUs: at each gate and late, on all ranks and on one only."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import ray
 import torch
 
-from lf_ray.machine import detect
-from lf_ray.protocol import Budget, Deadlines, TrialRequest
-from lf_ray.settings import knobs_of
+from lf_ray.protocol import Budget, OutcomeKind
 from lf_ray.testing.group_contract import (
     GATES_OF_MEMORY,
     check_out_of_memory,
+    incarnation,
     out_of_memory_faults,
+    submitted,
+    tell_seconds,
 )
-from lf_ray.testing.tight_memory import TightFactory
-from lf_ray.trial.cluster import start_cluster, stop_cluster
-from lf_ray.trial.workers import GroupPlan, close_owner, native_session, start_owner
+from lf_ray.testing.native_groups import NativeGroup
 
-pytestmark = [
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
-    pytest.mark.timeout(1200),
-]
+pytestmark = pytest.mark.timeout(1200)
+
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+one_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-class TightGroup:
-    """The project's own session of nano on two GPUs, with memory that runs out as planned."""
-
-    step_s = 60.0
-    kept_within_s = 10.0
-    replaced_within_s = 90.0
-
-    def __init__(self, folder: Path) -> None:
-        from lf_ray.compose import compose
-
-        words = ["model=nano", "data=synthetic", "cluster.workers=2"]
-        self.config = compose("overlap", words, detect())
-        self.cluster = start_cluster(self.config, folder)
-        factory = TightFactory(make_session=native_session, faults=out_of_memory_faults())
-        self.owner = start_owner(GroupPlan(config=self.config, folder=folder, make_session=factory))
-
-    def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs the contract's request with this session's knobs, and deadlines of a real start."""
-        asked = TrialRequest.from_json(request)
-        own = TrialRequest(
-            id=asked.id,
-            knobs=knobs_of(self.config),
-            seed=asked.seed,
-            purpose=asked.purpose,
-            budget=Budget(min_steps=40, max_steps=80, target_frac=0.5),
-            deadlines=Deadlines(start_s=300, first_batch_s=300, capture_s=300, step_s=60),
-        )
-        record: dict[str, Any] = ray.get(self.owner.submit.remote(own.to_json()), timeout=600)
-        return record
-
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = ray.get(self.owner.state.remote(), timeout=20)
-        return state
-
-    def close(self) -> list[str]:
-        close_owner(self.owner)
-        return stop_cluster(self.cluster)
+def start(folder: Path, *words: str) -> NativeGroup:
+    return NativeGroup(
+        folder,
+        ["data=synthetic", *words],
+        faults=out_of_memory_faults(),
+        budget=Budget(min_steps=40, max_steps=80, target_frac=0.5),
+        step_s=60.0,
+    )
 
 
 @pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TightGroup]:
-    started = TightGroup(tmp_path_factory.mktemp("tight"))
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NativeGroup]:
+    started = start(tmp_path_factory.mktemp("tight"), "cluster.workers=2")
     yield started
     assert started.close() == []
 
 
+@two_gpus
 @pytest.mark.parametrize("gate", GATES_OF_MEMORY)
-def test_out_of_memory_is_an_answer_and_the_next_trial_runs(group: TightGroup, gate: str) -> None:
+def test_out_of_memory_is_an_answer_and_the_next_trial_runs(group: NativeGroup, gate: str) -> None:
     check_out_of_memory(group, gate, is_replaced=gate not in ("build", "rehearsal"))
+
+
+@one_gpu
+def test_a_lone_rank_keeps_its_process(tmp_path: Path) -> None:
+    """Nobody waits for it in a collective, so a late out of memory costs no start."""
+    group = start(tmp_path, "cluster=one_gpu")
+    try:
+        before = submitted(group, "before")
+        record = submitted(group, "oom_late_all")
+        assert (record.outcome.kind, record.outcome.error_kind) == (OutcomeKind.INFEASIBLE, "oom")
+        assert not record.outcome.group_lost
+        after = submitted(group, "after")
+        assert after.outcome.kind is OutcomeKind.COMPLETED
+        assert incarnation(after) == incarnation(before)
+        seconds = after.clock_s["first_step"] - record.clock_s["finished"]
+        tell_seconds("out of memory, late, a lone rank", seconds, group.kept_within_s)
+    finally:
+        assert group.close() == []
