@@ -354,8 +354,18 @@ class TrialRecord(Wire):
 
 
 _RESTART_KNOBS = ("memory.backend", "memory.block_sizes", "nccl.algo", "nccl.max_ctas")
-_RECAPTURE_KNOBS = ("pipeline.prefix", "graph.scope", "batch.per_gpu", "batch.accumulation")
-_HOT_UNLESS_CAPTURED = ("overlap.bucket_size_mb", "overlap.ratio", "overlap.comm_dtype")
+_RECAPTURE_KNOBS = (
+    "pipeline.prefix",
+    "graph.scope",
+    "batch.per_gpu",
+    "batch.accumulation",
+)
+_HOT_UNLESS_CAPTURED = (
+    "overlap.bucket_size_mb",
+    "overlap.ratio",
+    "overlap.comm_dtype",
+    "update.sharded",
+)
 _HOT_KNOBS = (
     "batch.lr_rule",
     "data.workers",

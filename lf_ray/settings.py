@@ -259,6 +259,13 @@ class PipelineSettings:
 
 
 @dataclass(kw_only=True, slots=True)
+class UpdateSettings:
+    """Knob: each rank updates its own part of every bucket, and sends the others the weights."""
+
+    sharded: Switch = Switch.off
+
+
+@dataclass(kw_only=True, slots=True)
 class GraphSettings:
     """Knob: how much of the step is captured."""
 
@@ -354,6 +361,7 @@ class SweepConfig:
     batch: BatchSettings = field(default_factory=BatchSettings)
     overlap: OverlapSettings = field(default_factory=OverlapSettings)
     pipeline: PipelineSettings = field(default_factory=PipelineSettings)
+    update: UpdateSettings = field(default_factory=UpdateSettings)
     graph: GraphSettings = field(default_factory=GraphSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
     nccl: NcclSettings = field(default_factory=NcclSettings)

@@ -23,6 +23,7 @@ _LARGER_IS_CHEAPER = (_BUCKET,)
 _WORDS = {
     "overlap.comm_dtype": ("fp32", "bf16"),
     "pipeline.prefix": ("off", "on"),
+    "update.sharded": ("off", "on"),
     "graph.scope": ("off", "step", "step+optimizer"),
     "memory.backend": ("caching", "expandable", "arena"),
 }

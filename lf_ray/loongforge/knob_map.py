@@ -131,6 +131,12 @@ def _refuse_unknown(config: SweepConfig) -> None:
             "Leave pipeline.prefix=off.",
         ),
         (
+            "update.sharded",
+            config.update.sharded is Switch.off,
+            "its sharded optimizer is another strategy, which this recipe does not use",
+            "Leave update.sharded=off.",
+        ),
+        (
             "memory.backend",
             config.memory.backend is not MemoryBackend.arena,
             "it knows PyTorch's own allocators only",
@@ -232,6 +238,7 @@ def _kept_values(
     refused = {
         "graph.scope": (GraphScope.step_optimizer.value,),
         "pipeline.prefix": (Switch.on.value,),
+        "update.sharded": (Switch.on.value,),
         "memory.backend": (MemoryBackend.arena.value,),
     }.get(name, ())
     inert = name in _NOT_ITS_OWN or (name == "data.prefetch" and not graphed)

@@ -136,6 +136,13 @@ def share_during_backward(plan: BucketPlan, ratio: float) -> float:
     return sum(bucket.num_bytes for bucket in leading) / plan.num_bytes if leading else 0.0
 
 
+def own_part(first: int, last: int, rank: int, num_ranks: int) -> tuple[int, int]:
+    """Returns the part of elements first .. last - 1 that is a rank's, where each has as much."""
+    assert (last - first) % num_ranks == 0, "parts of one length"
+    length = (last - first) // num_ranks
+    return first + rank * length, first + (rank + 1) * length
+
+
 def _fill(
     gradients: Sequence[GradientTensor], limit: int
 ) -> tuple[list[list[GradientTensor]], tuple[str, ...]]:

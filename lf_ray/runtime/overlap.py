@@ -8,90 +8,19 @@ Shape suffix: N elements of the flat buffers.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from lf_ray.errors import LfRayError, four_parts
 from lf_ray.runtime.bucket_plan import BucketPlan
+from lf_ray.runtime.collectives import Collective, NoCollective
 from lf_ray.runtime.update.flat import FlatGradients
 
 # Gradients that wait for their bucket are copied at the latest when they reach this many elements,
 # so that a huge bucket does not hold a second copy of everything; a copy of few tensors is slow.
 _FLUSH_ELEMENTS = 256 * 2**20
-
-
-class Collective(Protocol):
-    """Sums slices over the ranks, in the order in which they are started."""
-
-    def start(self, values_N: Tensor) -> None:
-        """Begins to sum a slice in place, without waiting for it."""
-        ...
-
-    def wait(self) -> None:
-        """Returns when all started sums are there (on a GPU: makes the stream wait)."""
-        ...
-
-
-class GroupCollective:
-    """Asynchronous all-reduce of a process group on the host."""
-
-    def __init__(self, group: Any) -> None:
-        self._group = group
-        self._works: list[Any] = []
-
-    def start(self, values_N: Tensor) -> None:
-        """Begins the all-reduce of a slice."""
-        self._works.append(dist.all_reduce(values_N, group=self._group, async_op=True))
-
-    def wait(self) -> None:
-        """Waits for all of them, in order."""
-        for work in self._works:
-            work.wait()
-        self._works.clear()
-
-
-class StreamCollective:
-    """All-reduce on a stream beside the one that computes; may be captured with it."""
-
-    def __init__(self, group: Any, device: torch.device) -> None:
-        self._group = group
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._started = False
-
-    def start(self, values_N: Tensor) -> None:
-        """Enqueues the all-reduce behind what the current stream holds so far."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            dist.all_reduce(values_N, group=self._group)
-        self._started = True
-
-    def wait(self) -> None:
-        """Makes the current stream wait for all of them."""
-        if self._started:
-            torch.cuda.current_stream().wait_stream(self._stream)
-        self._started = False
-
-
-class NoCollective:
-    """Sends nothing: one rank, a rehearsal, or a step timed without communication."""
-
-    def start(self, values_N: Tensor) -> None:
-        """Does nothing."""
-
-    def wait(self) -> None:
-        """Returns at once."""
-
-
-def collective_for(group: Any, device: torch.device) -> Collective:
-    """Returns the collective of a process group; None is a single rank."""
-    if group is None or dist.get_world_size(group) == 1:
-        return NoCollective()
-    if device.type == "cuda":
-        return StreamCollective(group, device)
-    return GroupCollective(group)
 
 
 class GradientReducer:
@@ -113,6 +42,7 @@ class GradientReducer:
         self._collective: Collective = NoCollective()
         self._plan: BucketPlan | None = None
         self._num_leading = 0
+        self._is_scattered = False
         self._bucket_of: list[int] = []
         self.reduced_N = flat.grad_N
         self._first_micro_batch = True
@@ -128,9 +58,20 @@ class GradientReducer:
             if with_hooks
         ]
 
-    def use(self, plan: BucketPlan, num_leading: int, collective: Collective) -> None:
-        """Sets what the coming steps send, how much of it during backward, and through what."""
+    def use(
+        self,
+        plan: BucketPlan,
+        num_leading: int,
+        collective: Collective,
+        *,
+        scattered: bool = False,
+    ) -> None:
+        """Sets what the coming steps send, how much of it during backward, and through what.
+
+        Scattered, each rank gets the sum of its own part of a bucket only.
+        """
         self._plan, self._num_leading, self._collective = plan, num_leading, collective
+        self._is_scattered = scattered
         order = {slot.name: index for index, slot in enumerate(self._flat.slots)}
         self._bucket_of = [0] * len(order)
         for number, bucket in enumerate(plan.buckets):
@@ -191,6 +132,15 @@ class GradientReducer:
         self._next_bucket = len(self._plan.buckets)
         self._collective.wait()
 
+    def complete(self) -> None:
+        """Brings the sums of the other ranks' parts here; every rank must call it."""
+        assert self._plan is not None
+        if not self._is_scattered:
+            return
+        for bucket in self._plan.buckets:
+            self._collective.start_gather(self.reduced_N[bucket.first : bucket.last])
+        self._collective.wait()
+
     def release(self) -> None:
         """Drops the wire buffer, which only some plans need."""
         self.reduced_N = self._flat.grad_N
@@ -249,7 +199,10 @@ class GradientReducer:
         wire_N = self.reduced_N[bucket.first : bucket.last]
         if self.reduced_N is not self._flat.grad_N and not self._is_direct:
             wire_N.copy_(self._flat.grad_N[bucket.first : bucket.last])
-        self._collective.start(wire_N)
+        if self._is_scattered:
+            self._collective.start_scatter(wire_N)
+        else:
+            self._collective.start(wire_N)
 
 
 def ready_order(

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lf_ray.data.batches.skipped import Skipped
 from lf_ray.protocol import KnobValue
+from lf_ray.runtime.collectives import Collective, collective_for
 from lf_ray.runtime.draws import Draws, step_draws
-from lf_ray.runtime.overlap import Collective, collective_for
 from lf_ray.settings import SweepConfig
 
 Batch = dict[str, Tensor]

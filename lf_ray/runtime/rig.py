@@ -12,12 +12,14 @@ from torch import Tensor
 from lf_ray.errors import CheckpointError, four_parts
 from lf_ray.protocol import GradientTensor
 from lf_ray.runtime.bucket_plan import BucketPlan, bucket_plan
+from lf_ray.runtime.collectives import Collective, NoCollective
 from lf_ray.runtime.numerics.digest import checksum
-from lf_ray.runtime.overlap import GradientReducer, NoCollective, ready_order
+from lf_ray.runtime.overlap import GradientReducer, ready_order
 from lf_ray.runtime.steps.laps import NoLaps
 from lf_ray.runtime.steps.train_step import StepInputs, TrainStep, requires_backward
 from lf_ray.runtime.update.flat import FlatParameters, gradient_tensors
 from lf_ray.runtime.update.optimizer import step_optimizer
+from lf_ray.runtime.update.shares import Shares
 from lf_ray.settings import TrainSettings
 
 
@@ -35,10 +37,13 @@ class Rig:
         inputs: StepInputs,
         settings: TrainSettings,
         *,
+        rank: int,
         num_ranks: int,
         device: torch.device,
     ) -> None:
         self.model = model
+        self._rank, self._num_ranks = rank, num_ranks
+        self._shares: Shares | None = None
         self.dropout = torch.Generator(device)
         if hasattr(model, "set_generator"):
             model.set_generator(self.dropout)
@@ -63,6 +68,25 @@ class Rig:
         """Returns the plan of the reference: everything in one fp32 message."""
         return bucket_plan(self.gradients, 1.0, "fp32", bounds=[self.gradients[-1].name])
 
+    def use(
+        self, plan: BucketPlan, num_leading: int, collective: Collective, *, sharded: bool = False
+    ) -> None:
+        """Sets what the coming steps send, and whether a rank updates its own part only."""
+        self.reducer.use(plan, num_leading, collective, scattered=sharded)
+        self._share(Shares(plan, self._rank, self._num_ranks, collective) if sharded else None)
+
+    def release(self) -> None:
+        """Frees what only some plans need."""
+        self.reducer.release()
+        self._share(None)
+
+    def collect(self) -> None:
+        """Brings masters and moments of all parts here; every rank must call it."""
+        if self._shares is not None:
+            whole = self.flat.master_N.shape
+            buffers = [item for item in self._state_buffers().values() if item.shape == whole]
+            self._shares.collect(buffers)
+
     @torch.no_grad()
     def restore(self) -> None:
         """Brings back weights, buffers and optimizer as they were before any step."""
@@ -74,12 +98,15 @@ class Rig:
 
     def rehearse(self, inputs: StepInputs) -> None:
         """Runs forward and backward on a batch without sending or updating anything."""
-        self.reducer.use(self.whole_buffer, 0, NoCollective())
+        self.use(self.whole_buffer, 0, NoCollective())
         features = self.train_step.prefix(inputs.batches, NoLaps())
         self.train_step.forward_backward(features, inputs, NoLaps())
 
     def state(self) -> dict[str, Tensor]:
-        """Returns masters and moments by tensor, and the optimizer's counters, on the host."""
+        """Returns masters and moments by tensor, and the optimizer's counters, on the host.
+
+        Sharded, they are whole after `collect` only.
+        """
         found = {}
         for kind, buffer in self._state_buffers().items():
             if buffer.shape == self.flat.master_N.shape:
@@ -111,6 +138,10 @@ class Rig:
     def close(self) -> None:
         """Takes the hooks off the model."""
         self.reducer.close()
+
+    def _share(self, shares: Shares | None) -> None:
+        self._shares = shares
+        self.optimizer.use(shares)
 
     def _ready_parameters(self, inputs: StepInputs) -> list[tuple[str, torch.nn.Parameter]]:
         trainable = {

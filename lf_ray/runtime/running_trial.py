@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from lf_ray.protocol import StepSample
+from lf_ray.runtime.collectives import Collective, NoCollective
 from lf_ray.runtime.numerics.determinism import deterministic_algorithms
 from lf_ray.runtime.numerics.watch import NumericsWatch
-from lf_ray.runtime.overlap import Collective, NoCollective
 from lf_ray.runtime.readings.gradient_noise import SquaredNorms, squared_norms
 from lf_ray.runtime.rig import Rig
 from lf_ray.runtime.steps.feed import Feed
@@ -80,10 +80,10 @@ class RunningTrial:
     def start_over(self) -> None:
         """Goes back to the state before the first step."""
         tools = self._equipment
-        tools.rig.reducer.use(self.plan.buckets, self.plan.num_leading, tools.collective)
+        self._use(tools.collective)
         tools.rig.restore()
         tools.feed.rewind()
-        tools.watch.begin(self.plan.reference_key, self.plan.buckets)
+        tools.watch.begin(self.plan.reference_key, self.plan.buckets, sharded=self.plan.sharded)
         self.step = 0
         self.lr.clear()
         self.walls_s.clear()
@@ -109,7 +109,7 @@ class RunningTrial:
 
     def _run_reference(self, key: Hashable, work_group: Any) -> None:
         rig, feed, watch = self._equipment.rig, self._equipment.feed, self._equipment.watch
-        rig.reducer.use(rig.whole_buffer, 0, self._equipment.collective)
+        rig.use(rig.whole_buffer, 0, self._equipment.collective)
 
         def run_steps(before: Callable[[int], None], after: Callable[[int], None]) -> None:
             rig.restore()
@@ -133,7 +133,7 @@ class RunningTrial:
         key = ("deterministic", self.plan.reference_key)
         self._run_reference(key, work_group)
         self.start_over()
-        watch.begin(key, self.plan.buckets)
+        watch.begin(key, self.plan.buckets, sharded=self.plan.sharded)
         order = self._eager_order()
         for step in range(watch.num_steps):
             rig.optimizer.set_inputs(self.plan.schedule.lr(step), step + 1)
@@ -176,22 +176,28 @@ class RunningTrial:
     def send_all(self) -> None:
         """Sends the plan's messages with nothing beside them."""
         reduced_N = self._equipment.rig.reducer.reduced_N
-        for bucket in self.plan.buckets.buckets:
-            self._equipment.collective.start(reduced_N[bucket.first : bucket.last])
-        self._equipment.collective.wait()
+        collective = self._equipment.collective
+        slices = [reduced_N[bucket.first : bucket.last] for bucket in self.plan.buckets.buckets]
+        for values_N in slices:
+            if self.plan.sharded:
+                collective.start_scatter(values_N)
+            else:
+                collective.start(values_N)
+        for values_N in slices if self.plan.sharded else ():
+            collective.start_gather(values_N)
+        collective.wait()
 
     @contextmanager
     def without_communication(self) -> Iterator[Callable[[], None]]:
         """Yields what runs one more step of this trial in which nothing is sent."""
-        reducer = self._equipment.rig.reducer
-        reducer.use(self.plan.buckets, self.plan.num_leading, NoCollective())
+        self._use(NoCollective())
         if self.plan.scope is not GraphScope.off and self._equipment.device.type == "cuda":
             self.release()
             self._order, _ = self._captured_order()
         try:
             yield self._bare_step
         finally:
-            reducer.use(self.plan.buckets, self.plan.num_leading, self._equipment.collective)
+            self._use(self._equipment.collective)
 
     def squared_norms(self, num_steps: int) -> SquaredNorms:
         """Returns squared gradient norms of a small and a large batch over coming batches.
@@ -201,17 +207,21 @@ class RunningTrial:
         """
         tools = self._equipment
         self.release()
-        tools.rig.reducer.use(self.plan.buckets, 0, tools.collective)
+        tools.rig.use(self.plan.buckets, 0, tools.collective)
         found = squared_norms(
             tools.rig, tools.feed, self.step, num_steps, num_ranks=self.plan.num_ranks
         )
-        tools.rig.reducer.use(self.plan.buckets, self.plan.num_leading, tools.collective)
+        self._use(tools.collective)
         return found
 
     def release(self) -> None:
         """Frees the graph; must happen before the process group goes."""
         self._order.release()
         self._order = self._eager_order()
+
+    def _use(self, collective: Collective) -> None:
+        plan = self.plan
+        self._equipment.rig.use(plan.buckets, plan.num_leading, collective, sharded=plan.sharded)
 
     def _eager_order(self) -> EagerOrder:
         rig = self._equipment.rig

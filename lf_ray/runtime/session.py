@@ -212,6 +212,12 @@ class Session:
         feed = trial.plan.feed
         return small_sq, big_sq, *small_and_big(feed.batch_size, feed.accumulation, self._num_ranks)
 
+    def collect(self) -> None:
+        """Brings together what ranks have updated apart; every rank must call it before `state`."""
+        assert self._rig is not None, "prepare comes first"
+        with self._lane.active():
+            self._rig.collect()
+
     def state(self) -> dict[str, torch.Tensor]:
         """Returns what a checkpoint holds: masters and moments by name, and the step count."""
         assert self._rig is not None, "prepare comes first"
@@ -243,7 +249,7 @@ class Session:
         """
         self._drop_trial()
         if self._rig is not None:
-            self._rig.reducer.release()
+            self._rig.release()
             self._rig.restore()
         if self._feed is not None:
             self._feed.rewind()
@@ -258,8 +264,9 @@ class Session:
         return {**now, **{f"level_{name}": value for name, value in self._level.items()}}
 
     def weights_checksum(self) -> int:
-        """Returns a checksum over the bits of all fp32 masters."""
-        assert self._rig is not None, "prepare comes first"
+        """Returns a checksum over the bits of all fp32 masters; every rank must call it."""
+        self.collect()
+        assert self._rig is not None
         with self._lane.active():
             return self._rig.weights_checksum()
 
@@ -307,6 +314,7 @@ class Session:
                 self._model,
                 inputs,
                 self._config.train,
+                rank=self._rank,
                 num_ranks=self._num_ranks,
                 device=self._device,
             )

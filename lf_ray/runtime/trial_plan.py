@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from lf_ray.errors import ConfigError, four_parts
 from lf_ray.protocol import GradientTensor, KnobValue, TrialRequest
 from lf_ray.runtime.bucket_plan import (
+    ALIGN_ELEMENTS,
     BucketPlan,
     bucket_plan,
     issued_during_backward,
@@ -24,6 +25,7 @@ class TrialPlan:
     Attributes:
         config: the group's settings with the request's knobs.
         pipelined: the prefix of the next batch runs beside the update.
+        sharded: each rank updates its own part of every bucket, and the others get the weights.
         ready_order: a word for the gradients' names in ready order; equal on all ranks, or their
             messages would not belong together.
         base_global_batch: samples a step of the baseline.
@@ -36,6 +38,7 @@ class TrialPlan:
     buckets: BucketPlan
     num_leading: int
     pipelined: bool
+    sharded: bool
     ready_order: str
     base_global_batch: int
 
@@ -55,9 +58,10 @@ class TrialPlan:
         return self.feed, self.schedule
 
     @property
-    def compute_key(self) -> tuple[int, int, str, bool]:
+    def compute_key(self) -> tuple[int, int, str, bool, bool]:
         """Returns what the step's time without communication follows from."""
-        return self.feed.batch_size, self.feed.accumulation, self.scope.value, self.pipelined
+        batch = self.feed.batch_size, self.feed.accumulation
+        return *batch, self.scope.value, self.pipelined, self.sharded
 
     def effective(self) -> dict[str, KnobValue]:
         """Returns what the plan really does, by name."""
@@ -79,6 +83,7 @@ class TrialPlan:
             "warmup_steps": self.schedule.warmup_steps,
             "world_size": self.num_ranks,
             "prefix": "pipelined" if self.pipelined else "plain",
+            "update": "sharded" if self.sharded else "whole",
         }
 
 
@@ -114,6 +119,7 @@ def trial_plan(
         buckets=buckets,
         num_leading=issued_during_backward(buckets, asked.overlap.ratio),
         pipelined=_is_pipelined(asked, frozen_prefix=frozen_prefix),
+        sharded=_is_sharded(asked),
         ready_order=hashlib.sha256(names.encode()).hexdigest()[:16],
         base_global_batch=base,
     )
@@ -140,3 +146,19 @@ def _is_pipelined(config: SweepConfig, *, frozen_prefix: bool) -> bool:
         )
     # Only a step that is captured with its update can run the two side by side.
     return config.graph.scope is GraphScope.step_optimizer
+
+
+def _is_sharded(config: SweepConfig) -> bool:
+    num_ranks = config.num_workers
+    if config.update.sharded is Switch.off or num_ranks == 1:
+        return False
+    if ALIGN_ELEMENTS % num_ranks:
+        raise ConfigError(
+            four_parts(
+                "planning a trial with update.sharded=on",
+                f"ranks share every bucket evenly, so their number divides {ALIGN_ELEMENTS}",
+                f"{num_ranks} ranks",
+                "Use 2, 4, 8, 16 or 32 workers, or update.sharded=off.",
+            )
+        )
+    return True

@@ -32,6 +32,7 @@ BASELINE_KNOBS: Mapping[str, KnobValue] = {
     "overlap.ratio": 1.0,
     "overlap.comm_dtype": "fp32",
     "pipeline.prefix": "off",
+    "update.sharded": "off",
     "graph.scope": "off",
     "batch.per_gpu": 4,
     "batch.accumulation": 1,

@@ -42,6 +42,10 @@ class TrainableSession(WorkerSession, Protocol):
         """Returns the module that is trained."""
         ...
 
+    def collect(self) -> None:
+        """Brings together what ranks have updated apart; every rank must call it before `state`."""
+        ...
+
     def state(self) -> dict[str, Tensor]:
         """Returns what a checkpoint holds, copied to the host."""
         ...
@@ -231,6 +235,7 @@ class _Training:
 
     def _save(self) -> None:
         """Has rank 0 copy its state, while the others wait; nobody waits for the disk."""
+        self._gate("collect", self.plan.save_s, self.session.collect)
         self._gate("save", self.plan.save_s, self._begin_write, talks=False)
         self.saved_step = self.step
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from lf_ray.runtime.collectives import Collective, NoCollective
 from lf_ray.runtime.draws import Draws
-from lf_ray.runtime.overlap import Collective
 from lf_ray.runtime.session import Session
 from lf_ray.settings import SweepConfig
 from lf_ray.testing.ranks import RankPlace, RankPool
@@ -43,7 +43,7 @@ def run() -> Iterator[Run]:
     pool.close()
 
 
-class FaultyCopy:
+class FaultyCopy(NoCollective):
     """Copies each slice there and back; the second message of a step may come twice, or late."""
 
     def __init__(self, device: torch.device, parts: "FaultyParts") -> None:

@@ -82,7 +82,7 @@ def test_a_stopped_rank_is_named(group: NativeGroup) -> None:
     group.knobs = dict(CAPTURED)
     record = submitted(group, "stopped")
     assert record.outcome.kind is OutcomeKind.FAILED
-    assert (record.outcome.error_kind, record.outcome.rank) == ("hang", 1)
+    assert (record.outcome.error_kind, record.outcome.rank) == ("hang", 1), record.outcome
     assert "its process is stopped" in record.outcome.reason
     after = submitted(group, "after")
     assert after.outcome.kind is OutcomeKind.COMPLETED

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lf_ray.runtime.overlap import Collective
+from lf_ray.runtime.collectives import Collective, NoCollective
 from lf_ray.runtime.session import Session
 from lf_ray.settings import SweepConfig
 from lf_ray.testing.ranks import RankPlace, RankPool
@@ -42,7 +42,7 @@ def run() -> Iterator[Run]:
     pool.close()
 
 
-class CopyCollective:
+class CopyCollective(NoCollective):
     """Stands in for a second rank: copies each slice there and back on a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:

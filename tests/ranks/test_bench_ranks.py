@@ -8,6 +8,7 @@ import torch
 from lf_ray.bench.comm import CommBench, messages, summary
 from lf_ray.bench.steps.settling import MAX_BLOCKS, settled_times
 from lf_ray.errors import LfRayError
+from lf_ray.runtime.collectives import NoCollective
 from lf_ray.testing.ranks import RankPlace, RankPool
 
 Ranks = Callable[[int], RankPool]
@@ -24,7 +25,7 @@ def test_every_size_is_summed_and_timed(ranks: Ranks, world_size: int, comm_dtyp
         assert row["bus_gb_per_s"] > 0
 
 
-class Doubling:
+class Doubling(NoCollective):
     """A link that delivers twice what was sent."""
 
     def start(self, values_N: torch.Tensor) -> None:

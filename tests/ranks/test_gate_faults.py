@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lf_ray.runtime.collectives import Collective, GroupCollective
 from lf_ray.runtime.draws import Draws
-from lf_ray.runtime.overlap import Collective, GroupCollective
 from lf_ray.runtime.session import Session
 from lf_ray.settings import SweepConfig
 from lf_ray.testing.ranks import RankPlace, RankPool

@@ -9,7 +9,7 @@ import torch
 from lf_ray.runtime.draws import Draws
 from lf_ray.runtime.session import Session
 from lf_ray.settings import SweepConfig
-from lf_ray.testing.ranks import RankPlace, RankPool
+from lf_ray.testing.ranks import RankError, RankPlace, RankPool
 from lf_ray.testing.toy import ToyModel, ToyParts, toy_config, toy_request
 
 Ranks = Callable[[int], RankPool]
@@ -26,6 +26,12 @@ CAPTURED: list[dict[str, Any]] = [
     {**PLANS[1], "graph.scope": "step+optimizer", "pipeline.prefix": "on"},
     {**PLANS[4], "graph.scope": "step+optimizer", "pipeline.prefix": "on", "batch.accumulation": 2},
     {**PLANS[4], "graph.scope": "step", "overlap.comm_dtype": "bf16"},
+]
+
+
+SHARDED: list[dict[str, Any]] = [
+    {**knobs, "update.sharded": "on"}
+    for knobs in (PLANS[1], PLANS[3], PLANS[8], *CAPTURED, {"overlap.comm_dtype": "bf16"})
 ]
 
 
@@ -75,7 +81,7 @@ def _trials(place: RankPlace, trials: list[dict[str, Any]]) -> list[dict[str, An
 def _warm_and_cold(place: RankPlace, a: dict[str, Any], b: dict[str, Any]) -> list[Any]:
     warm = _session(place)
     _trial(warm, b, seed=1)
-    _trial(warm, {**b, "overlap.comm_dtype": "bf16"})
+    _trial(warm, {**b, "overlap.comm_dtype": "bf16", "update.sharded": "on"})
     after_b = _trial(warm, a)
     cold = _trial(_session(place), a)
     return [after_b, cold]
@@ -103,6 +109,33 @@ def test_captured_and_pipelined_steps_give_the_eager_bits(ranks: Ranks) -> None:
             assert one["gate"]["passed"], one["gate"]
             for name in ("losses", "norms", "weights", "gate"):
                 assert one[name] == two[name]
+
+
+def test_sharded_updates_give_the_bits_of_whole_ones(ranks: Ranks) -> None:
+    """The reference they are compared with is not sharded; neither is the trial beside."""
+    whole = [{**knobs, "update.sharded": "off"} for knobs in SHARDED]
+    both = ranks(2).run(_trials, SHARDED + whole)
+    for results in both:
+        for one, two in zip(results[: len(SHARDED)], results[len(SHARDED) :]):
+            assert (one["effective"]["update"], two["effective"]["update"]) == ("sharded", "whole")
+            assert one["gate"]["passed"], one["gate"]
+            for name in ("losses", "norms", "weights", "gate"):
+                assert one[name] == two[name], name
+    assert [item["weights"] for item in both[0]] == [item["weights"] for item in both[1]]
+
+
+@pytest.mark.parametrize("world_size", [4, 8])
+def test_sharded_updates_pass_the_gate_of_more_ranks(ranks: Ranks, world_size: int) -> None:
+    results = ranks(world_size).run(_trials, SHARDED[1:5])
+    for rank_results in results:
+        assert [item["gate"]["reason"] for item in rank_results] == [""] * 4
+    for index in range(4):
+        assert len({str(r[index]["norms"]) + str(r[index]["weights"]) for r in results}) == 1
+
+
+def test_three_ranks_can_not_share_evenly(ranks: Ranks) -> None:
+    with pytest.raises(RankError, match=r"update\.sharded=on"):
+        ranks(3).run(_trials, SHARDED[:1])
 
 
 def test_warm_equals_cold(ranks: Ranks) -> None:

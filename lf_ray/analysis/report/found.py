@@ -15,7 +15,7 @@ from lf_ray.protocol import Knobs
 
 # What belongs to a training run. Where it runs, and how the sweep went, is not carried over.
 _CARRIED = ("trainer", "model", "data", "train", "loongforge")
-_KNOB_GROUPS = ("batch", "overlap", "pipeline", "graph", "memory", "nccl")
+_KNOB_GROUPS = ("batch", "overlap", "pipeline", "update", "graph", "memory", "nccl")
 
 
 def found_config(

@@ -37,6 +37,7 @@ EFFECTIVE_OF: dict[str, set[str]] = {
     "lr": {"batch"},
     "warmup_steps": {"batch"},
     "prefix": {"pipeline"},
+    "update": {"update"},
     "graph": {"graph"},
     "allocator": {"memory"},
     "ladder": {"memory"},

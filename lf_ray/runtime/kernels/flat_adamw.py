@@ -1,8 +1,9 @@
 """Triton kernels of the fused update; launched by `lf_ray.runtime.kernels.update` alone.
 
 N elements of the flat buffers, P partial sums. Every sum has one fixed order, so two runs over
-the same bits give the same bits, on any device: the number of partial sums depends on N alone.
-Flat buffers are padded to a multiple of 32 elements, so that a mask breaks up no vector load.
+the same bits give the same bits, on any device: the number of partial sums depends on N alone. Squares are summed
+in float64, so that the norm's float32 bits do not depend on how N is divided. Flat buffers are
+padded to a multiple of 32 elements, so that a mask breaks up no vector load.
 """
 
 # mypy: ignore-errors
@@ -24,40 +25,32 @@ DECAY: tl.constexpr = tl.constexpr(5)
 def squared_sums(grad_ptr, partial_ptr, num_elements, BLOCK: tl.constexpr):
     """Writes the sum of squares of every P-th chunk, one program each."""
     lane_B = tl.arange(0, BLOCK)
-    sum_B = tl.zeros([BLOCK], dtype=tl.float32)
+    sum_B = tl.zeros([BLOCK], dtype=tl.float64)
     for chunk in range(tl.program_id(0), tl.cdiv(num_elements, BLOCK), tl.num_programs(0)):
         offset_B = tl.cast(chunk, tl.int64) * BLOCK + lane_B
         grad_B = tl.load(grad_ptr + offset_B, mask=offset_B < num_elements, other=0.0)
-        grad_B = grad_B.to(tl.float32)
+        # Through float32: bfloat16 has no way of its own to float64.
+        grad_B = grad_B.to(tl.float32).to(tl.float64)
         sum_B += grad_B * grad_B
     tl.store(partial_ptr + tl.program_id(0), tl.sum(sum_B, axis=0))
 
 
 @triton.jit
 def finish_norm(  # noqa: PLR0913
-    partial_ptr,
+    total_ptr,
     scalar_ptr,
     lr_ptr,
     multiplier_ptr,
     log_beta_ptr,
     step_ptr,
     skipped_ptr,
-    num_partials,
     clip_norm,
     weight_decay,
     SKIP: tl.constexpr,
-    BLOCK: tl.constexpr,
 ):
-    """Turns the partial sums into norm, clip scale, step count and bias corrections."""
-    lane_B = tl.arange(0, BLOCK)
-    sum_B = tl.zeros([BLOCK], dtype=tl.float64)
-    for start in range(0, num_partials, BLOCK):
-        offset_B = start + lane_B
-        sum_B += tl.load(partial_ptr + offset_B, mask=offset_B < num_partials, other=0.0).to(
-            tl.float64
-        )
+    """Turns the sum of squares into norm, clip scale, step count and bias corrections."""
     multiplier = tl.load(multiplier_ptr)
-    norm = tl.sqrt(tl.sum(sum_B, axis=0)).to(tl.float32) * multiplier
+    norm = tl.sqrt(tl.load(total_ptr)).to(tl.float32) * multiplier
     # false for nan too: a comparison with nan does not hold
     finite = norm < float("inf")
     scale = clip_norm / (norm + 1e-6)

@@ -1,5 +1,8 @@
 """AdamW with clipping over flat buffers: who holds its state, and which arithmetic runs.
 
+Sums of squares are taken in float64: the order of summation, and with it how the buffers are
+divided, then shows in the float32 norm about once in 1e8 steps.
+
 N elements of the flat buffers, P partial sums of squares, 1 one device number.
 """
 
@@ -60,11 +63,14 @@ class FusedAdamW:
     1 / ranks) are set by the caller in place; `norm_1`, `scale_1`, `step_1`, `skipped_1` are
     results.
 
+    Attributes:
+        parts: slices [start, stop) of N that are updated; all of N unless `divide` says otherwise.
+        total_1: float64 sum of squares over the parts, by `add_up`; the caller may add what others
+            have summed before `finish_norm` reads it.
+
     Args:
         master_N: float32 weights, updated in place.
         weight_N: weights in the compute dtype, overwritten from the masters; None without any.
-        norm_bounds: slices [start, stop) of N whose sums of squares are taken one by one, in
-            this order; None takes N as one.
         use_kernels: None takes the Triton kernels where they can run.
         max_programs: cap on the update's grid, to leave multiprocessors to work beside it.
     """
@@ -75,7 +81,6 @@ class FusedAdamW:
         weight_N: Tensor | None,
         rule: AdamWRule,
         *,
-        norm_bounds: Sequence[tuple[int, int]] | None = None,
         use_kernels: bool | None = None,
         max_programs: int | None = None,
     ) -> None:
@@ -92,10 +97,8 @@ class FusedAdamW:
         self._scalars = torch.zeros(8, device=device)
         betas = [math.log(rule.beta1), math.log(rule.beta2)]
         self._log_betas = torch.tensor(betas, dtype=torch.float64, device=device)
-        self.norm_bounds = tuple(norm_bounds) if norm_bounds else ((0, master_N.numel()),)
-        counts = [_num_partials(stop - start) for start, stop in self.norm_bounds]
-        self._partials_P = torch.zeros(sum(counts), device=device)
-        self._partials = torch.split(self._partials_P, counts)
+        self.total_1 = torch.zeros(1, dtype=torch.float64, device=device)
+        self.divide(None)
         refused = kernel_refusal(device) is not None
         self.use_kernels = not refused if use_kernels is None else use_kernels
         self.max_programs = max_programs
@@ -119,32 +122,57 @@ class FusedAdamW:
         for tensor in self.state().values():
             tensor.zero_()
 
+    def divide(self, parts: Sequence[tuple[int, int]] | None) -> None:
+        """Sets the slices of N that are updated, in this order; None is all of it."""
+        self.parts = ((0, self.master_N.numel()),) if parts is None else tuple(parts)
+        counts = [_num_partials(stop - start) for start, stop in self.parts]
+        self._partials_P = torch.zeros(
+            sum(counts), dtype=torch.float64, device=self.master_N.device
+        )
+        self._partials = torch.split(self._partials_P, counts)
+
     def update(self, grad_N: Tensor) -> None:
         """Runs the whole update on the current stream; the gradient (float32, bfloat16) is read."""
-        for index in range(len(self.norm_bounds)):
-            self.add_norm(grad_N, index)
-        self.apply(grad_N)
+        for number in range(len(self.parts)):
+            self.add_norm(grad_N, number)
+        self.add_up()
+        self.finish_norm()
+        for number in range(len(self.parts)):
+            self.apply(grad_N, number)
 
     @torch.no_grad()
-    def add_norm(self, grad_N: Tensor, index: int) -> None:
-        """Takes the sums of squares of one slice of `norm_bounds`."""
-        start, stop = self.norm_bounds[index]
+    def add_norm(self, grad_N: Tensor, number: int) -> None:
+        """Takes the sums of squares of one part."""
+        start, stop = self.parts[number]
         if self.use_kernels:
-            _kernels().launch_sums(grad_N[start:stop], self._partials[index], NORM_BLOCK)
+            _kernels().launch_sums(grad_N[start:stop], self._partials[number], NORM_BLOCK)
             return
-        norm = torch.linalg.vector_norm(grad_N[start:stop], dtype=torch.float32)
-        self._partials[index].zero_()
-        self._partials[index][0:1].copy_(norm.square())
+        norm = torch.linalg.vector_norm(grad_N[start:stop], dtype=torch.float64)
+        self._partials[number].zero_()
+        self._partials[number][0:1].copy_(norm.square())
 
     @torch.no_grad()
-    def apply(self, grad_N: Tensor) -> None:
-        """Finishes the norm from the sums of squares and updates everything."""
+    def add_up(self) -> None:
+        """Adds the parts' sums of squares."""
+        torch.sum(self._partials_P, 0, keepdim=True, out=self.total_1)
+
+    @torch.no_grad()
+    def finish_norm(self) -> None:
+        """Takes norm, clip, step count and bias corrections from the sum of squares."""
+        if self.use_kernels:
+            _kernels().launch_norm(self)
+        else:
+            _finish_in_torch(self)
+
+    @torch.no_grad()
+    def apply(self, grad_N: Tensor, number: int) -> None:
+        """Updates one part of masters, moments and weights."""
         assert grad_N.dtype in (torch.float32, torch.bfloat16)
         _check_like(self.master_N, grad_N)
         if self.use_kernels:
-            _kernels().launch_update(self, grad_N)
+            _kernels().launch_update(self, grad_N, self.parts[number])
         else:
-            _update_in_torch(self, grad_N)
+            _update_in_torch(self, grad_N, slice(*self.parts[number]))
 
 
 def _kernels() -> Any:
@@ -163,9 +191,9 @@ def _check_like(master_N: Tensor, other_N: Tensor | None) -> None:
     assert other_N is None or (other_N.is_contiguous() and other_N.shape == master_N.shape)
 
 
-def _update_in_torch(update: FusedAdamW, raw_N: Tensor) -> None:
+def _finish_in_torch(update: FusedAdamW) -> None:
     rule, scalars = update.rule, update._scalars
-    norm_1 = update._partials_P.double().sum(0, keepdim=True).sqrt().float() * update.multiplier_1
+    norm_1 = update.total_1.sqrt().float() * update.multiplier_1
     finite_1 = norm_1 < math.inf
     clip_1 = rule.clip_norm / (norm_1 + 1e-6)
     scale_1 = torch.where(clip_1 > 1.0, 1.0, clip_1) * update.multiplier_1
@@ -177,14 +205,22 @@ def _update_in_torch(update: FusedAdamW, raw_N: Tensor) -> None:
     step_size_1 = (update.lr_1.double() / corrections_2[0]).float()
     root_gain_1 = corrections_2[1:].rsqrt().float()
     scalars[0:1], scalars[1:2], scalars[2:3] = norm_1, scale_1, finite_1.float()
+    scalars[3:4], scalars[4:5] = step_size_1, root_gain_1
+    scalars[5:6] = 1.0 - update.lr_1 * rule.weight_decay
 
-    grad_N = raw_N.float() * scale_1
-    m_N = rule.beta1 * update.m_N + (1.0 - rule.beta1) * grad_N
-    v_N = rule.beta2 * update.v_N + (1.0 - rule.beta2) * grad_N * grad_N
-    decayed_N = update.master_N * (1.0 - update.lr_1 * rule.weight_decay)
-    master_N = decayed_N - step_size_1 * (m_N / (v_N.sqrt() * root_gain_1 + rule.eps))
-    new = ((update.m_N, m_N), (update.v_N, v_N), (update.master_N, master_N))
-    for kept_N, new_N in new:
+
+def _update_in_torch(update: FusedAdamW, raw_N: Tensor, part: slice) -> None:
+    rule = update.rule
+    _, scale_1, finite_1, step_size_1, root_gain_1, decay_1, *_ = torch.split(update._scalars, 1)
+    skip = rule.nonfinite is NonFinite.skip
+    advance_1 = finite_1 > 0.0 if skip else torch.ones_like(finite_1, dtype=torch.bool)
+    old = [item[part] for item in (update.m_N, update.v_N, update.master_N)]
+    grad_N = raw_N[part].float() * scale_1
+    m_N = rule.beta1 * old[0] + (1.0 - rule.beta1) * grad_N
+    v_N = rule.beta2 * old[1] + (1.0 - rule.beta2) * grad_N * grad_N
+    master_N = old[2] * decay_1 - step_size_1 * (m_N / (v_N.sqrt() * root_gain_1 + rule.eps))
+    for kept_N, new_N in zip(old, (m_N, v_N, master_N)):
         kept_N.copy_(torch.where(advance_1, new_N, kept_N))
     if update.weight_N is not None:
-        update.weight_N.copy_(torch.where(advance_1, update.master_N, update.weight_N))
+        weight_N = update.weight_N[part]
+        weight_N.copy_(torch.where(advance_1, old[2], weight_N))

@@ -35,6 +35,7 @@ RunSteps = Callable[[Callable[[int], None], Callable[[int], None]], None]
 class _Trial:
     key: Hashable
     buckets: BucketPlan
+    sharded: bool
     steps: list[StepDigest] = field(default_factory=list)
     first_step: FirstStepDifference | None = None
 
@@ -72,9 +73,9 @@ class NumericsWatch:
         """Returns whether the reference of this batch shape is there."""
         return key in self._references
 
-    def begin(self, key: Hashable, buckets: BucketPlan) -> None:
+    def begin(self, key: Hashable, buckets: BucketPlan, *, sharded: bool) -> None:
         """Starts to watch a trial."""
-        self._trial = _Trial(key, buckets)
+        self._trial = _Trial(key, buckets, sharded)
 
     def wants(self, step: int) -> bool:
         """Returns whether a step's digest is still to be taken."""
@@ -83,13 +84,14 @@ class NumericsWatch:
     def look(self, step: int) -> None:
         """Takes the digest of a step whose gradient is reduced; waits for the device.
 
-        Steps that are not wanted are left alone.
+        Steps that are not wanted are left alone; the others every rank must look at.
         """
         if not self.wants(step):
             return
         assert self._trial is not None
         began_s = time.perf_counter()
         trial, rig = self._trial, self._rig
+        rig.reducer.complete()
         reference = self._references[trial.key]
         exact = needs_bits_only(trial.buckets.comm_dtype, self._num_ranks, reference)
         trial.steps.append(self._digest(with_sums=not exact))
@@ -163,7 +165,7 @@ class NumericsWatch:
         trial = self._trial
         assert trial is not None
         reference = self._references[trial.key]
-        plan_key = (trial.key, trial.buckets)
+        plan_key = (trial.key, trial.buckets, trial.sharded)
         view = RankView(
             rank=self._rank,
             own=tuple(trial.steps),

@@ -44,12 +44,13 @@ class CommunicationCost:
             send_all: sends the plan's messages and waits for them.
             bare_steps: yields what runs one more step without communication.
         """
-        if plan.buckets not in self._comm_s:
-            self._comm_s[plan.buckets] = self._slowest(send_all)
+        messages = plan.buckets, plan.sharded
+        if messages not in self._comm_s:
+            self._comm_s[messages] = self._slowest(send_all)
         if plan.compute_key not in self._no_comm_s:
             with bare_steps() as run_step:
                 self._no_comm_s[plan.compute_key] = self._slowest(run_step)
-        comm_s, no_comm_s = self._comm_s[plan.buckets], self._no_comm_s[plan.compute_key]
+        comm_s, no_comm_s = self._comm_s[messages], self._no_comm_s[plan.compute_key]
         metrics = {"t_comm_s": comm_s, "t_no_comm_s": no_comm_s}
         slowest_s = self._over_ranks(statistics.median(step_s)) if step_s else None
         if slowest_s is not None and comm_s > 0:

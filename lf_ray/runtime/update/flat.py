@@ -62,11 +62,18 @@ class FlatParameters(FlatGradients):
             self.weight_N = torch.zeros_like(self.grad_N, dtype=torch.bfloat16)
         self._adopt(masters or {})
 
+    @property
+    def computed_with(self) -> tuple[Tensor, ...]:
+        """Returns the buffers that the module's parameters lie in."""
+        dtypes = {slot.parameter.dtype for slot in self.slots}
+        weights = () if self.weight_N is None else (self.weight_N,)
+        return weights if dtypes == {torch.bfloat16} else (self.master_N, *weights)
+
     @torch.no_grad()
-    def refresh_weights(self) -> None:
-        """Rounds the masters into the bf16 weights, where there are any."""
+    def refresh_weights(self, first: int = 0, last: int | None = None) -> None:
+        """Rounds masters first .. last - 1 into the bf16 weights, where there are any."""
         if self.weight_N is not None:
-            self.weight_N.copy_(self.master_N)
+            self.weight_N[first:last].copy_(self.master_N[first:last])
 
     @torch.no_grad()
     def _adopt(self, masters: dict[str, Tensor]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lf_ray.runtime.kernels import AdamWRule, FusedAdamW, NonFinite
 from lf_ray.runtime.update.flat import FlatParameters
+from lf_ray.runtime.update.shares import Shares
 from lf_ray.settings import TrainSettings
 
 # torch.nn.utils.clip_grad_norm_ adds the same to the norm before it divides.
@@ -38,6 +39,10 @@ class StepOptimizer(Protocol):
 
     def reset(self) -> None:
         """Forgets all moments."""
+        ...
+
+    def use(self, shares: Shares | None) -> None:
+        """Sets who updates what in the coming steps; None: every rank everything."""
         ...
 
     def set_inputs(self, lr: float, num_steps: int) -> None:
@@ -67,6 +72,7 @@ class FlatAdamW:
         device = flat.master_N.device
         self._flat = flat
         self._settings = settings
+        self._shares: Shares | None = None
         self.exp_avg_N = torch.zeros_like(flat.master_N)
         self.exp_avg_sq_N = torch.zeros_like(flat.master_N)
         self.lr = torch.zeros((), device=device)
@@ -83,6 +89,10 @@ class FlatAdamW:
         for state in (self.exp_avg_N, self.exp_avg_sq_N, self.lr, self.num_steps, self.grad_norm):
             state.zero_()
 
+    def use(self, shares: Shares | None) -> None:
+        """Sets who updates what."""
+        self._shares = shares
+
     def set_inputs(self, lr: float, num_steps: int) -> None:
         """Sets the rate and the step count (from 1) of the coming update."""
         self.lr.fill_(lr)
@@ -96,7 +106,12 @@ class FlatAdamW:
             grad_N: gradient summed over ranks and micro-batches.
             num_summed: ranks times micro-batches.
         """
-        norm = torch.linalg.vector_norm(grad_N, dtype=torch.float32) / num_summed
+        # In float64, so that the norm has the same bits however the sum is divided.
+        squares = [_squared_sum(grad_N[first:last]) for first, last in self._parts]
+        total_1 = torch.stack(squares).sum(0, keepdim=True)
+        if self._shares is not None:
+            self._shares.sum_over_ranks(total_1)
+        norm = total_1[0].sqrt().float() / num_summed
         self.grad_norm.copy_(norm)
         excess = (norm + _CLIP_EPS) / self._settings.clip_norm
         self.grad_divisor.copy_(excess.clamp(min=1.0) * num_summed)
@@ -106,11 +121,24 @@ class FlatAdamW:
         """Updates masters and weights from the summed gradient, which it may overwrite."""
         if grad_N.dtype != torch.float32:
             grad_N = self._flat.grad_N.copy_(grad_N)
+        for number, (first, last) in enumerate(self._parts):
+            self._update_part(grad_N, slice(first, last))
+            self._flat.refresh_weights(first, last)
+            if self._shares is not None:
+                self._shares.send(number, self._flat.computed_with)
+        if self._shares is not None:
+            self._shares.wait()
+
+    @property
+    def _parts(self) -> tuple[tuple[int, int], ...]:
+        return _whole(self._flat) if self._shares is None else self._shares.parts
+
+    def _update_part(self, grad_N: Tensor, part: slice) -> None:
         torch._fused_adamw_(
-            [self._flat.master_N],
-            [grad_N],
-            [self.exp_avg_N],
-            [self.exp_avg_sq_N],
+            [self._flat.master_N[part]],
+            [grad_N[part]],
+            [self.exp_avg_N[part]],
+            [self.exp_avg_sq_N[part]],
             [],
             [self.num_steps],
             lr=self.lr,
@@ -123,7 +151,6 @@ class FlatAdamW:
             grad_scale=self.grad_divisor,
             found_inf=None,
         )
-        self._flat.refresh_weights()
 
 
 class KernelAdamW:
@@ -145,6 +172,8 @@ class KernelAdamW:
             clip_norm=settings.clip_norm,
             nonfinite=NonFinite.propagate,
         )
+        self._flat = flat
+        self._shares: Shares | None = None
         self._fused = FusedAdamW(flat.master_N, flat.weight_N, rule)
 
     @property
@@ -160,6 +189,11 @@ class KernelAdamW:
         """Forgets all moments."""
         self._fused.reset()
 
+    def use(self, shares: Shares | None) -> None:
+        """Sets who updates what."""
+        self._shares = shares
+        self._fused.divide(None if shares is None else shares.parts)
+
     def set_inputs(self, lr: float, num_steps: int) -> None:
         """Sets the rate; the step count is on the device and goes up with every update."""
         self._fused.lr_1.fill_(lr)
@@ -167,14 +201,33 @@ class KernelAdamW:
     def clip(self, grad_N: Tensor, num_summed: int) -> None:
         """Takes the sums of squares."""
         self._fused.multiplier_1.fill_(1 / num_summed)
-        self._fused.add_norm(grad_N, 0)
+        for number in range(len(self._fused.parts)):
+            self._fused.add_norm(grad_N, number)
+        self._fused.add_up()
+        if self._shares is not None:
+            self._shares.sum_over_ranks(self._fused.total_1)
 
     def update(self, grad_N: Tensor) -> None:
         """Updates masters, moments and weights; the gradient is only read."""
-        self._fused.apply(grad_N)
+        self._fused.finish_norm()
+        for number in range(len(self._fused.parts)):
+            self._fused.apply(grad_N, number)
+            if self._shares is not None:
+                self._shares.send(number, self._flat.computed_with)
+        if self._shares is not None:
+            self._shares.wait()
 
 
 def step_optimizer(flat: FlatParameters, settings: TrainSettings) -> StepOptimizer:
     """Returns the optimizer that fits the parameters' device."""
     kind = KernelAdamW if flat.master_N.device.type == "cuda" else FlatAdamW
     return kind(flat, settings)
+
+
+def _whole(flat: FlatParameters) -> tuple[tuple[int, int], ...]:
+    return ((0, flat.master_N.numel()),)
+
+
+def _squared_sum(values_N: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(values_N, dtype=torch.float64)
+    return norm.square()

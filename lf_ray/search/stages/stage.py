@@ -120,7 +120,7 @@ def dead_reason(literal: Literal, config: SweepConfig, baseline: Knobs) -> str:
                 "without a GPU nothing is captured (graph=emulated): scopes differ in the order "
                 "of the same work alone"
             )
-    if config.num_workers < 2 and groups <= {"overlap", "pipeline"} and not simulated:
+    if config.num_workers < 2 and groups <= {"overlap", "pipeline", "update"} and not simulated:
         return "one worker has nobody to exchange gradients with"
     if config.trainer is Trainer.loongforge:
         try:

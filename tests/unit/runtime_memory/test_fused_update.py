@@ -92,12 +92,36 @@ def test_the_multiplier_acts_before_norm_and_clip() -> None:
     assert torch.equal(plain.norm_1, summed.norm_1)
 
 
-def test_slices_of_the_norm_add_up() -> None:
-    whole, parts = fused(AdamWRule()), fused(AdamWRule(), norm_bounds=[(0, 4000), (4000, SIZE)])
-    grad_N = gradients(3)[2]
+def test_parts_give_the_bits_of_the_whole() -> None:
+    whole, parts = fused(AdamWRule()), fused(AdamWRule())
+    parts.divide([(0, 4000), (4000, 4032), (4032, SIZE)])
+    for grad_N in gradients(3):
+        whole.update(grad_N)
+        parts.update(grad_N)
+        assert torch.equal(whole.norm_1, parts.norm_1)
+        assert torch.equal(whole.master_N, parts.master_N)
+    parts.divide(None)
+    assert parts.parts == ((0, SIZE),)
+
+
+def test_two_that_share_give_the_bits_of_one_that_does_not() -> None:
+    """Each updates its own part, with the sum of squares of both."""
+    whole, *sharing = fused(AdamWRule()), fused(AdamWRule()), fused(AdamWRule())
+    bounds = ((0, 4000), (4000, SIZE))
+    for update, part in zip(sharing, bounds):
+        update.divide([part])
+    grad_N = gradients(3)[2] * 100
     whole.update(grad_N)
-    parts.update(grad_N)
-    torch.testing.assert_close(whole.norm_1, parts.norm_1, rtol=1e-6, atol=0)
+    for update in sharing:
+        update.add_norm(grad_N, 0)
+        update.add_up()
+    total_1 = sharing[0].total_1 + sharing[1].total_1
+    for update, (first, last) in zip(sharing, bounds):
+        update.total_1.copy_(total_1)
+        update.finish_norm()
+        update.apply(grad_N, 0)
+        assert torch.equal(update.norm_1, whole.norm_1)
+        assert torch.equal(update.master_N[first:last], whole.master_N[first:last])
 
 
 def test_reset_forgets_all_steps() -> None:

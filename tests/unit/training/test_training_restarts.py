@@ -39,6 +39,8 @@ class _Session(FakeSession):
 
     model: Any = None
 
+    def collect(self) -> None: ...
+
     def state(self) -> dict[str, Tensor]:
         return {"master.w": torch.tensor([self.weights], dtype=torch.float64)}
 
