@@ -4,6 +4,7 @@ r"""`python -m lf_ray.bench step`: the training step by batch and mode, without 
     python -m lf_ray.bench step --size 3b --px 224 --batches 16,64            on every GPU
     python -m lf_ray.bench step --size 3b --gpus 1 --modes compiled,pipelined --comm bf16
     python -m lf_ray.bench step --size 3b --px 224,252 --gpus 1,2,4,8 --modes pipelined --ratio 0,1
+    python -m lf_ray.bench step --size 3b --gpus 2 --modes compiled,pipelined --update whole,sharded
     python -m lf_ray.bench step --against loongforge --size 3b --batches 16,64 --comm bf16 \
         loongforge.path=DIR loongforge.python=ENV/bin/python model.tokenizer=EAGLE data.path=DIR
 
@@ -37,7 +38,7 @@ from lf_ray.bench.steps.against import (
     our_side,
     their_side,
 )
-from lf_ray.bench.steps.native import KNOBS, MODES, StepBench, run_bench
+from lf_ray.bench.steps.native import KNOBS, MODES, SHARDED, StepBench, run_bench
 from lf_ray.bench.steps.readings import to_plain, words
 from lf_ray.bench.steps.rows import table
 from lf_ray.errors import LfRayError
@@ -115,6 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             comm_dtypes=options.comm,
             bucket_sizes_mb=options.bucket_mb,
             ratios=options.ratio,
+            updates=options.update,
             rounds=options.rounds or 1,
             profile=options.profile,
             algo=algo,
@@ -154,6 +156,12 @@ def _parser() -> argparse.ArgumentParser:
         "--bucket-mb", type=numbers(2**-6), default=(256.0,), help="MiB as sent: 25,256,2048"
     )
     parser.add_argument("--ratio", type=numbers(0, 1), default=(1.0,), help="sent in backward: 0,1")
+    parser.add_argument(
+        "--update",
+        type=words_of(("whole", SHARDED)),
+        default=("whole",),
+        help="by every rank, or its own part by each: whole,sharded",
+    )
     parser.add_argument(
         "--algo", type=words_of(ALGOS), default=("default",), help="NCCL's: ring,tree"
     )

@@ -100,6 +100,7 @@ def test_graph_ratio_and_pipelining_give_the_eager_bits(pool: RankPool) -> None:
         for ratio in (0.0, 0.5, 1.0)
         for order in ({}, WHOLE, PIPELINED)
     ]
+    plans += [{**plan, "update.sharded": "on"} for plan in plans if plan["overlap.ratio"] == 0.5]
     for results in pool.run(_trials, plans, deadline_s=500):
         for knobs, result in zip(plans, results):
             assert result["gate"]["passed"], (knobs, result["gate"])
@@ -110,12 +111,13 @@ def test_graph_ratio_and_pipelining_give_the_eager_bits(pool: RankPool) -> None:
 def test_bf16_wire_and_accumulation_pass_their_bounds(pool: RankPool) -> None:
     bf16 = {"overlap.comm_dtype": "bf16", "overlap.bucket_size_mb": 64 * KIB}
     plans = [{**bf16, **order} for order in ({}, WHOLE, PIPELINED)]
+    plans += [{**plan, "update.sharded": "on"} for plan in plans]
     plans += [{**plan, "batch.accumulation": 3} for plan in plans]
     for results in pool.run(_trials, plans, deadline_s=500):
         for knobs, result in zip(plans, results):
             assert result["gate"]["passed"], (knobs, result["gate"])
-        assert len({result["weights"] for result in results[:3]}) == 1
-        assert len({result["weights"] for result in results[3:]}) == 1
+        assert len({result["weights"] for result in results[:6]}) == 1
+        assert len({result["weights"] for result in results[6:]}) == 1
 
 
 def _close_order(place: RankPlace) -> bool:
@@ -165,6 +167,7 @@ def test_groot_steps_are_measured(pool: RankPool) -> None:
             {"overlap.ratio": 1.0, **PIPELINED},
             {"overlap.ratio": 0.0, **PIPELINED},
             {"overlap.ratio": 0.0, "overlap.comm_dtype": "bf16", **PIPELINED},
+            {"overlap.ratio": 1.0, "update.sharded": "on", **PIPELINED},
         )
     ]
     first, second = pool.run(_groot, trials, 24, deadline_s=550)

@@ -9,7 +9,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ KNOBS: dict[str, dict[str, KnobValue]] = {
     "pipelined": PIPELINED,
 }
 MODES = ("ddp", *KNOBS)
+SHARDED = "sharded"
 # Dense bf16 rate that an 8192^3 product reached here, and bytes a second that a copy moved
 # (docs/log.md); other devices have no floor.
 MATRIX_FLOPS_PER_S = {"NVIDIA H200": 790e12}
@@ -48,12 +49,25 @@ _BLOCK_STEPS = 4
 
 
 @dataclass(frozen=True)
+class Case:
+    """What one row runs: batch a rank, mode, and how gradients and updates travel."""
+
+    batch_size: int
+    mode: str
+    comm: str
+    ratio: float
+    bucket_size_mb: float
+    update: str
+
+
+@dataclass(frozen=True)
 class StepBench:
     """What is measured; travels to the ranks.
 
     Attributes:
         ratios: one or more shares sent during backward; each makes a row.
         bucket_sizes_mb: MiB as sent; each makes a row.
+        updates: whole (by every rank) or sharded; each makes a row.
         rounds: how often all rows of a model are visited, in turn.
         profile: count launches and split the time by kernel class after the timed steps.
         algo: of NCCL: default, ring or tree; the ranks are started with it.
@@ -68,6 +82,7 @@ class StepBench:
     comm_dtypes: tuple[str, ...]
     bucket_sizes_mb: tuple[float, ...] = (256.0,)
     ratios: tuple[float, ...] = (1.0,)
+    updates: tuple[str, ...] = ("whole",)
     rounds: int = 1
     profile: bool = False
     algo: str = "default"
@@ -80,35 +95,34 @@ class StepBench:
         config.measure.gate_steps = 0
         return config
 
-    def request(
-        self, batch_size: int, mode: str, comm: str, ratio: float, bucket_size_mb: float
-    ) -> TrialRequest:
+    def request(self, case: Case) -> TrialRequest:
         """Returns the request of one row."""
         knobs = {
             **knobs_of(self.config()),
-            "batch.per_gpu": batch_size,
-            "overlap.comm_dtype": comm,
-            "overlap.bucket_size_mb": bucket_size_mb,
-            "overlap.ratio": ratio,
-            **KNOBS[mode],
+            "batch.per_gpu": case.batch_size,
+            "overlap.comm_dtype": case.comm,
+            "overlap.bucket_size_mb": case.bucket_size_mb,
+            "overlap.ratio": case.ratio,
+            "update.sharded": "on" if case.update == SHARDED else "off",
+            **KNOBS[case.mode],
         }
-        name = f"{mode}-{batch_size}-{comm}-{ratio:g}-{bucket_size_mb:g}"
+        name = "-".join(str(value) for value in astuple(case))
         return TrialRequest(id=name, knobs=knobs, seed=0, purpose=Purpose.SEARCH)
 
-    def label(self, mode: str, ratio: float, bucket_size_mb: float) -> str:
+    def label(self, case: Case) -> str:
         """Returns how a row names its mode: with what else tells it from other rows."""
-        parts = [mode]
-        parts += [f"r{ratio:g}"] if len(self.ratios) > 1 else []
-        parts += [f"b{bucket_size_mb:g}"] if len(self.bucket_sizes_mb) > 1 else []
+        parts = [case.mode]
+        parts += [f"r{case.ratio:g}"] if len(self.ratios) > 1 else []
+        parts += [f"b{case.bucket_size_mb:g}"] if len(self.bucket_sizes_mb) > 1 else []
+        parts += [case.update] if self.updates != ("whole",) else []
         parts += [self.algo] if self.algo != "default" else []
         return " ".join(parts)
 
-    def points(self, modes: Sequence[str]) -> Iterator[tuple[int, str, str, float, float]]:
-        """Yields batch, mode, dtype on the wire, ratio and bucket of each row, rounds in turn."""
+    def cases(self, modes: Sequence[str]) -> Iterator[Case]:
+        """Yields what each row of these modes runs, rounds in turn."""
+        sends = self.comm_dtypes, self.ratios, self.bucket_sizes_mb, self.updates
         for _ in range(self.rounds):
-            yield from itertools.product(
-                self.batches, modes, self.comm_dtypes, self.ratios, self.bucket_sizes_mb
-            )
+            yield from itertools.starmap(Case, itertools.product(self.batches, modes, *sends))
 
     def floors_s(self, batch_size: int) -> dict[str, float]:
         """Returns the least time of each kernel class that has a floor; none where unknown."""
@@ -182,11 +196,10 @@ def session_rows(
         FusedParts(modes[0]),
     )
     rows = []
-    for batch_size, mode, comm, ratio, bucket_size_mb in bench.points(modes):
-        request = bench.request(batch_size, mode, comm, ratio, bucket_size_mb)
-        head = (batch_size, bench.label(mode, ratio, bucket_size_mb), comm)
+    for case in bench.cases(modes):
+        head = (case.batch_size, bench.label(case), case.comm)
         try:
-            rows.append(_measured(session, head, request, bench))
+            rows.append(_measured(session, head, bench.request(case), bench))
         except torch.OutOfMemoryError:
             rows.append(RankRow(*head, [], error="out of memory"))
         session.reset()

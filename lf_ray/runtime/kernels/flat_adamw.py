@@ -1,7 +1,7 @@
 """Triton kernels of the fused update; launched by `lf_ray.runtime.kernels.update` alone.
 
 N elements of the flat buffers, P partial sums. Every sum has one fixed order, so two runs over
-the same bits give the same bits, on any device: the number of partial sums depends on N alone. Squares are summed
+the same bits, on any device: the number of partial sums depends on N alone. Squares are summed
 in float64, so that the norm's float32 bits do not depend on how N is divided. Flat buffers are
 padded to a multiple of 32 elements, so that a mask breaks up no vector load.
 """

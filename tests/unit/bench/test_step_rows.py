@@ -6,7 +6,7 @@ import pytest
 
 from lf_ray.bench.step import main
 from lf_ray.bench.steps.kernel_classes import OTHER, by_class, kernel_class
-from lf_ray.bench.steps.native import StepBench, nccl_environment
+from lf_ray.bench.steps.native import Case, StepBench, nccl_environment
 from lf_ray.bench.steps.readings import bought, gaps, scaling, words
 from lf_ray.bench.steps.rows import RankRow, summary, table
 
@@ -55,15 +55,19 @@ def test_requests_name_every_knob_of_their_mode() -> None:
         ratios=(0.5, 1.0),
         rounds=2,
     )
-    assert bench.label("pipelined", 0.5, 8.0) == "pipelined r0.5"
-    two = replace(bench, bucket_sizes_mb=(25.0, 2048.0))
-    assert two.label("graph", 0.5, 2048.0) == "graph r0.5 b2048"
-    assert len(list(two.points(("pipelined",)))) == 8
-    assert replace(bench, algo="tree", ratios=(1.0,)).label("graph", 1.0, 8.0) == "graph tree"
+    case = Case(4, "pipelined", "bf16", 0.5, 8.0, "whole")
+    assert bench.label(case) == "pipelined r0.5"
+    two = replace(bench, bucket_sizes_mb=(25.0, 2048.0), updates=("whole", "sharded"))
+    large = replace(case, mode="graph", bucket_size_mb=2048.0, update="sharded")
+    assert two.label(large) == "graph r0.5 b2048 sharded"
+    assert len(list(two.cases(("pipelined",)))) == 16
+    assert replace(bench, algo="tree", ratios=(1.0,)).label(case) == "pipelined tree"
     assert nccl_environment("tree") == {"NCCL_ALGO": "Tree"}
     assert nccl_environment("default") == {}
-    assert len(list(bench.points(("pipelined",)))) == 4
-    knobs = bench.request(4, "pipelined", "bf16", 0.5, 8.0).knobs
+    assert len(list(bench.cases(("pipelined",)))) == 4
+    assert bench.request(large).knobs["update.sharded"] == "on"
+    knobs = bench.request(case).knobs
+    assert knobs["update.sharded"] == "off"
     assert knobs["pipeline.prefix"] == "on"
     assert knobs["graph.scope"] == "step+optimizer"
     assert knobs["overlap.comm_dtype"] == "bf16"
