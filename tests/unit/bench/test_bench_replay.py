@@ -70,7 +70,9 @@ def test_a_journal_becomes_a_table_of_the_same_standing(
     assert table.gradients
     for knobs in table.space.points():
         truth = cluster.true_samples_per_s(knobs)
-        assert table.true_samples_per_s(knobs) == pytest.approx(truth, rel=0.06)
+        # One visit of eager steps, which scatter by 15 % and wander, says little more.
+        scatter_frac = 0.25 if knobs["graph.scope"] == "off" else 0.03
+        assert table.true_samples_per_s(knobs) == pytest.approx(truth, rel=scatter_frac)
 
 
 def test_a_visit_is_played_back_with_its_trace_and_its_costs(
