@@ -356,6 +356,7 @@ class TrialRecord(Wire):
 _RESTART_KNOBS = ("memory.backend", "memory.block_sizes", "nccl.algo", "nccl.max_ctas")
 _RECAPTURE_KNOBS = (
     "pipeline.prefix",
+    "update.sharded",
     "graph.scope",
     "batch.per_gpu",
     "batch.accumulation",
@@ -364,7 +365,6 @@ _HOT_UNLESS_CAPTURED = (
     "overlap.bucket_size_mb",
     "overlap.ratio",
     "overlap.comm_dtype",
-    "update.sharded",
 )
 _HOT_KNOBS = (
     "batch.lr_rule",
@@ -385,6 +385,7 @@ KNOB_NAMES = _HOT_UNLESS_CAPTURED + _RECAPTURE_KNOBS + _RESTART_KNOBS + _HOT_KNO
 
 ACTS_ONLY: Mapping[str, tuple[str, KnobValue, KnobValue]] = {
     "pipeline.prefix": ("graph.scope", "step+optimizer", "off"),
+    "update.sharded": ("graph.scope", "step+optimizer", "off"),
     "memory.block_sizes": ("memory.backend", "arena", "none"),
 }
 """Knobs that act only where another one has some value: that one, the value, what they are else."""

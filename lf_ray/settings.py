@@ -260,7 +260,10 @@ class PipelineSettings:
 
 @dataclass(kw_only=True, slots=True)
 class UpdateSettings:
-    """Knob: each rank updates its own part of every bucket, and sends the others the weights."""
+    """Knob: each rank updates its own part of every bucket, and sends the others the weights.
+
+    Acts where the step is captured with its update, between ranks whose number divides 32.
+    """
 
     sharded: Switch = Switch.off
 

@@ -28,6 +28,7 @@ STAGES: Stages = {
         "overlap.bucket_size_mb": BucketLadder(),
         "overlap.ratio": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0],
         "pipeline.prefix": ["off", "on"],
+        "update.sharded": ["off", "on"],
     },
     "batch": {"batch.per_gpu": BatchLadder()},
 }

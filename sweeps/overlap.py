@@ -4,7 +4,8 @@
     python sweeps/overlap.py data.path=DIR sweep.trials=12     # your LeRobot data set
     python sweeps/overlap.py cluster=one_node_8gpu model.weights=DIR data.path=DIR
 
-pipeline.prefix is tried where graph.scope=step+optimizer lets it act, else it costs no trial.
+pipeline.prefix and update.sharded are tried where graph.scope=step+optimizer lets them act, else
+they cost no trial.
 Leaves outputs/overlap/<id>/ with report.html, best.yaml and the journal, and the trials in MLflow.
 """
 
@@ -19,6 +20,7 @@ SPACE: Literal = {
     "overlap.bucket_size_mb": BucketLadder(),
     "overlap.ratio": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0],
     "pipeline.prefix": ["off", "on"],
+    "update.sharded": ["off", "on"],
 }
 
 if __name__ == "__main__":

@@ -150,7 +150,10 @@ def _is_pipelined(config: SweepConfig, *, frozen_prefix: bool) -> bool:
 
 def _is_sharded(config: SweepConfig) -> bool:
     num_ranks = config.num_workers
-    if config.update.sharded is Switch.off or num_ranks == 1:
+    # Launched one by one, updates and gathers of every bucket would keep the host, not the device.
+    if config.update.sharded is Switch.off or config.graph.scope is not GraphScope.step_optimizer:
+        return False
+    if num_ranks == 1:
         return False
     if ALIGN_ELEMENTS % num_ranks:
         raise ConfigError(

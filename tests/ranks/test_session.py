@@ -29,9 +29,10 @@ CAPTURED: list[dict[str, Any]] = [
 ]
 
 
+WHOLE_STEP = {"graph.scope": "step+optimizer"}
 SHARDED: list[dict[str, Any]] = [
-    {**knobs, "update.sharded": "on"}
-    for knobs in (PLANS[1], PLANS[3], PLANS[8], *CAPTURED, {"overlap.comm_dtype": "bf16"})
+    {**knobs, **WHOLE_STEP, "update.sharded": "on"}
+    for knobs in (*PLANS[1:9:2], *CAPTURED, {"overlap.comm_dtype": "bf16"})
 ]
 
 

@@ -35,7 +35,13 @@ from lf_ray.testing.sim.step import StepTime, step_time
 GATE_STEPS = 3
 BLOCK_S = 0.75
 FIRST_STEP_FACTOR = 3.0
-_REFERENCE_KNOBS = ("batch.per_gpu", "batch.accumulation", "graph.scope", "pipeline.prefix")
+_REFERENCE_KNOBS = (
+    "batch.per_gpu",
+    "batch.accumulation",
+    "graph.scope",
+    "pipeline.prefix",
+    "update.sharded",
+)
 
 
 class Truth:

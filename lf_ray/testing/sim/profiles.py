@@ -31,9 +31,16 @@ class Link:
 
     def seconds(self, num_bytes: int, num_ranks: int) -> float:
         """Returns what one ring all-reduce takes alone."""
+        return self._ring_s(2 * num_bytes, num_ranks)
+
+    def half_seconds(self, num_bytes: int, num_ranks: int) -> float:
+        """Returns what one reduce-scatter or all-gather takes alone: half of an all-reduce."""
+        return self._ring_s(num_bytes, num_ranks)
+
+    def _ring_s(self, num_bytes: int, num_ranks: int) -> float:
         if num_ranks < 2:
             return 0.0
-        sent = 2 * (num_ranks - 1) / num_ranks * num_bytes
+        sent = (num_ranks - 1) / num_ranks * num_bytes
         start_s = self.start_s * (1 + _START_PER_RANK * (num_ranks - 2))
         return start_s + sent / self.bytes_per_s + self.root_s * math.sqrt(sent)
 

@@ -55,11 +55,12 @@ def step_time(profile: Profile, knobs: Knobs) -> StepTime:
     leading = issued_during_backward(plan, float(knobs["overlap.ratio"]))
     pipelined = knobs["pipeline.prefix"] == "on" and knobs["graph.scope"] == "step+optimizer"
     parts = _parts(profile, knobs)
-    sends_s = tuple(
-        profile.link.seconds(item.num_bytes, profile.num_ranks) for item in plan.buckets
-    )
-    sent_s = _device_s(profile, parts, (plan, sends_s, leading), pipelined)
-    alone_s = _device_s(profile, parts, None, pipelined)
+    sharded = knobs.get("update.sharded") == "on" and knobs["graph.scope"] == "step+optimizer"
+    seconds = profile.link.half_seconds if sharded else profile.link.seconds
+    sends_s = tuple(seconds(item.num_bytes, profile.num_ranks) for item in plan.buckets)
+    gather_s = _gather_s(profile, plan) if sharded else 0.0
+    sent_s = _device_s(profile, parts, (plan, sends_s, leading), gather_s, pipelined)
+    alone_s = _device_s(profile, parts, None, 0.0, pipelined)
     host_s = 0.0 if knobs["graph.scope"] != "off" else work.host_s
     wait_s = _wait_s(profile, knobs, sent_s)
     step_s = max(sent_s, host_s + (work.host_bucket_s * leading if host_s else 0.0)) + wait_s
@@ -76,7 +77,7 @@ def step_time(profile: Profile, knobs: Knobs) -> StepTime:
     return StepTime(
         step_s=step_s,
         no_comm_s=no_comm_s,
-        comm_s=sum(sends_s),
+        comm_s=sum(sends_s) + gather_s,
         wait_s=wait_s,
         num_buckets=len(plan.buckets),
         issued_frac=sum(item.num_bytes for item in plan.buckets[:leading]) / plan.num_bytes,
@@ -95,6 +96,8 @@ def _parts(profile: Profile, knobs: Knobs) -> _Parts:
         update_s += work.update_gap_s
     if knobs["overlap.comm_dtype"] == "bf16":
         update_s += work.bf16_bytes * work.num_elements / profile.hbm_bytes_per_s
+    if knobs.get("update.sharded") == "on" and knobs["graph.scope"] == "step+optimizer":
+        update_s /= profile.num_ranks
     # Only the last micro-batch sends; the others are plain work before it.
     before_s = (rounds - 1) * (prefix_s + head_s)
     return _Parts(prefix_s, before_s + head_s - backward_s, backward_s, update_s)
@@ -104,6 +107,7 @@ def _device_s(
     profile: Profile,
     parts: _Parts,
     messages: tuple[BucketPlan, tuple[float, ...], int] | None,
+    gather_s: float,
     pipelined: bool,
 ) -> float:
     """Returns the device's time for a step; without messages nothing is sent."""
@@ -117,9 +121,18 @@ def _device_s(
     if pipelined:
         compute.append(Task("prefix", parts.prefix_s))
         side.append(Task("update", parts.update_s, after=len(compute) - 1))
+        side.append(Task("comm", gather_s))
     else:
         compute.append(Task("update", parts.update_s, after=len(side)))
+        # Updates fill the device, so that weights travel once they are done (measured).
+        compute.append(Task("gather", gather_s))
     return run_lanes(compute, side, profile.contention.rates) + profile.workload.gap_s
+
+
+def _gather_s(profile: Profile, plan: BucketPlan) -> float:
+    """Returns what it takes to bring the new weights, of two bytes each, to all ranks."""
+    lengths = (item.last - item.first for item in plan.buckets)
+    return sum(profile.link.half_seconds(2 * length, profile.num_ranks) for length in lengths)
 
 
 def _add_messages(

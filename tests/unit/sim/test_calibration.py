@@ -271,6 +271,10 @@ OWN_STEPS = [
     (2, 32, {"overlap.ratio": 1.0}, 101.3),
     (2, 64, {"overlap.ratio": 1.0}, 181.0),
     (2, 128, {"overlap.ratio": 1.0}, 341.8),
+    (2, 16, {"overlap.ratio": 1.0, "update.sharded": "on"}, 58.9),
+    (2, 16, {"overlap.ratio": 1.0, "update.sharded": "on", "pipeline.prefix": "on"}, 58.4),
+    (2, 64, {"overlap.ratio": 1.0, "update.sharded": "on"}, 180.9),
+    (2, 64, {"overlap.ratio": 1.0, "update.sharded": "on", "pipeline.prefix": "on"}, 181.6),
     (2, 128, {"overlap.ratio": 1.0, "overlap.comm_dtype": "fp32"}, 348.8),
     (2, 128, {"graph.scope": "off", "overlap.comm_dtype": "fp32"}, 436.6),
 ]
