@@ -9,6 +9,7 @@ import os
 import signal
 import sqlite3
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -181,6 +182,16 @@ def test_a_full_disk_ends_the_sweep_in_words_and_it_goes_on_once_there_is_room(
     check_goes_on(sweep, small_disk, uri)
 
 
+def send_the_rest(folder: Path) -> None:
+    """Runs the command that the sweep prints for what it could not deliver."""
+    journal = result_folder(folder) / "journal.jsonl"
+    command = [sys.executable, "-m", "lf_ray.record", "rebuild", str(journal)]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.night
 def test_a_tracking_server_that_is_killed_and_comes_back_gets_everything(
     sweep: Sweep, tmp_path: Path
@@ -195,6 +206,9 @@ def test_a_tracking_server_that_is_killed_and_comes_back_gets_everything(
         server.start()
         assert life.wait() == 0, life.tail()
         assert life.left() == []
+        if "were not delivered" in life.tail():
+            # On a busy machine the server is up again only once the sweep is over.
+            send_the_rest(tmp_path)
     finally:
         server.kill()
     kept = history(tmp_path)

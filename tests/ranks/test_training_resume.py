@@ -24,6 +24,7 @@ Ranks = Callable[[int], RankPool]
 KNOBS: list[dict[str, KnobValue]] = [
     {"overlap.bucket_size_mb": 1 / 64, "overlap.ratio": 0.5},
     {"batch.accumulation": 2, "graph.scope": "step+optimizer", "pipeline.prefix": "on"},
+    {"overlap.bucket_size_mb": 1 / 64, "graph.scope": "step+optimizer", "update.sharded": "on"},
 ]
 
 
@@ -89,7 +90,7 @@ def _train(
     return result
 
 
-@pytest.mark.parametrize("knobs", KNOBS, ids=["eager", "captured, pipelined"])
+@pytest.mark.parametrize("knobs", KNOBS, ids=["eager", "captured, pipelined", "sharded"])
 def test_resumed_steps_have_the_bits_of_uninterrupted_ones(
     ranks: Ranks, tmp_path: Path, knobs: dict[str, KnobValue]
 ) -> None:
