@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.groot_n1_6.config import LanguageConfig
+from models.groot_n1_6.embedding import embedding
 
 
 class Rotary(NamedTuple):
@@ -127,7 +128,7 @@ class LanguageLayers(nn.Module):
     def __init__(self, config: LanguageConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.width)
+        self.embed_tokens = embedding(config.vocab_size, config.width)
         self.layers = nn.ModuleList(LanguageLayer(config) for _ in range(config.num_layers))
         self.norm = RmsNorm(config.width, config.eps)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.groot_n1_6.config import VisionConfig
+from models.groot_n1_6.embedding import embedding
 from models.groot_n1_6.views.resampling import resize_matrix, triangle
 
 
@@ -73,7 +74,7 @@ class VisionEmbeddings(nn.Module):
         super().__init__()
         self.table_side = config.table_side
         self.patch_embedding = nn.Linear(config.patch_width, config.width)
-        self.position_embedding = nn.Embedding(config.table_side**2, config.width)
+        self.position_embedding = embedding(config.table_side**2, config.width)
 
     def forward(self, patches_VPD: Tensor, grid: tuple[int, int]) -> Tensor:
         """Returns the embedded patches of views that are `grid` = (rows, columns) patches."""

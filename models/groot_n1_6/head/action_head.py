@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.groot_n1_6.config import GrootConfig
+from models.groot_n1_6.embedding import embedding
 from models.groot_n1_6.head.dit import AlternateVLDiT, Keys
 from models.groot_n1_6.head.embodiment import ActionEncoder, CategorySpecificMlp
 
@@ -29,7 +30,7 @@ class ActionHead(nn.Module):
             slots, (dit.output_width, config.hidden_width, config.max_action_dim)
         )
         self.vlln = nn.LayerNorm(config.language.width, eps=1e-5)
-        self.position_embedding = nn.Embedding(dit.max_positions, dit.width)
+        self.position_embedding = embedding(dit.max_positions, dit.width)
         self.mask_token = (
             nn.Parameter(torch.empty(1, 1, dit.width)) if config.state_dropout_prob > 0 else None
         )

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from models.groot_n1_6.batch import (
     BatchShape,
@@ -138,3 +139,14 @@ def test_a_frozen_dit_has_no_dropout() -> None:
 def test_an_unknown_embodiment_lists_the_known() -> None:
     with pytest.raises(ValueError, match=r"new_embodiment, libero_panda, gr1.*'spot'"):
         GrootConfig.nano().slot("spot")
+
+
+def test_nothing_is_drawn_before_it_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A normal draw on the meta device makes torch import its compiler, for three seconds."""
+
+    def refuse(*values: object, **options: object) -> None:
+        raise AssertionError("drawn on the meta device")
+
+    monkeypatch.setattr(nn.init, "normal_", refuse)
+    monkeypatch.setattr(torch, "randn", refuse)
+    build(GrootConfig.nano(), device="meta")
