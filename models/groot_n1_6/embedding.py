@@ -10,4 +10,4 @@ def embedding(num_rows: int, width: int) -> nn.Embedding:
     nn.Embedding alone would draw it at once, here on the meta device, and for that torch imports
     its compiler: three seconds of a core at the start of each worker.
     """
-    return nn.Embedding.from_pretrained(torch.empty(num_rows, width), freeze=False)
+    return nn.Embedding(num_rows, width, _weight=torch.empty(num_rows, width))
