@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lf_ray.errors import ConfigError, four_parts, nearest
 from lf_ray.machine import Machine
-from lf_ray.settings import SweepConfig, Trainer, plain
+from lf_ray.settings import SHARING_RANKS, SweepConfig, Switch, Trainer, plain
 
 CONF_DIR = Path(__file__).resolve().parents[1] / "conf"
 GROUPS = ("model", "cluster", "trainer", "data", "measure")
@@ -77,6 +77,8 @@ def check(config: SweepConfig) -> None:
         ConfigError: the first value out of its range, by its dotted name.
     """
     limit_gb = config.memory.limit_gb
+    trials, minutes = config.sweep.trials, config.sweep.minutes
+    is_sharded = config.update.sharded is Switch.on
     limits: list[tuple[str, Any, bool, str]] = [
         ("batch.per_gpu", config.batch.per_gpu, config.batch.per_gpu >= 1, "at least 1"),
         ("batch.accumulation", config.batch.accumulation, config.batch.accumulation >= 1, ">= 1"),
@@ -105,8 +107,8 @@ def check(config: SweepConfig) -> None:
         ),
         ("sweep.delta", config.sweep.delta, 0 < config.sweep.delta < 0.5, "between 0 and 0.5"),
         ("sweep.round_size", config.sweep.round_size, config.sweep.round_size >= 1, "at least 1"),
-        ("sweep.trials", config.sweep.trials, config.sweep.trials != 0, "at least 1"),
-        ("sweep.minutes", config.sweep.minutes, (config.sweep.minutes or 1) > 0, "above 0"),
+        ("sweep.trials", trials, trials is None or trials >= 1, "at least 1"),
+        ("sweep.minutes", minutes, minutes is None or minutes > 0, "above 0"),
         ("cluster.workers", config.cluster.workers, config.num_workers >= 1, "at least 1"),
         ("memory.limit_gb", limit_gb, limit_gb is None or limit_gb > 0, "above 0"),
         (
@@ -120,6 +122,13 @@ def check(config: SweepConfig) -> None:
             config.measure.min_steps,
             20 <= config.measure.min_steps <= config.measure.max_steps,
             "at least 20 (an interval needs them) and at most measure.max_steps",
+        ),
+        (
+            "update.sharded",
+            config.update.sharded.value,
+            not is_sharded or config.num_workers in SHARING_RANKS,
+            f"off where {config.num_workers} workers can't share every bucket evenly"
+            f" ({', '.join(map(str, SHARING_RANKS[1:]))} can)",
         ),
         ("nccl.algo", config.nccl.algo, config.nccl.algo in ("default", "ring", "tree"), "a word"),
     ]

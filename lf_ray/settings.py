@@ -258,6 +258,10 @@ class PipelineSettings:
     prefix: Switch = Switch.off
 
 
+SHARING_RANKS = (1, 2, 4, 8, 16, 32)
+"""Numbers of ranks that share every bucket evenly: a bucket is a multiple of 32 elements long."""
+
+
 @dataclass(kw_only=True, slots=True)
 class UpdateSettings:
     """Knob: each rank updates its own part of every bucket, and sends the others the weights.

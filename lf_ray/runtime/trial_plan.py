@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from lf_ray.errors import ConfigError, four_parts
 from lf_ray.protocol import GradientTensor, KnobValue, TrialRequest
 from lf_ray.runtime.bucket_plan import (
-    ALIGN_ELEMENTS,
     BucketPlan,
     bucket_plan,
     issued_during_backward,
@@ -15,7 +14,7 @@ from lf_ray.runtime.bucket_plan import (
 )
 from lf_ray.runtime.steps.feed import FeedKey
 from lf_ray.runtime.update.schedule import LrSchedule, lr_schedule
-from lf_ray.settings import GraphScope, SweepConfig, Switch, with_knobs, with_length
+from lf_ray.settings import SHARING_RANKS, GraphScope, SweepConfig, Switch, with_knobs, with_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +154,11 @@ def _is_sharded(config: SweepConfig) -> bool:
         return False
     if num_ranks == 1:
         return False
-    if ALIGN_ELEMENTS % num_ranks:
+    if num_ranks not in SHARING_RANKS:
         raise ConfigError(
             four_parts(
                 "planning a trial with update.sharded=on",
-                f"ranks share every bucket evenly, so their number divides {ALIGN_ELEMENTS}",
+                f"ranks share every bucket evenly, so there are {SHARING_RANKS[1:]} of them",
                 f"{num_ranks} ranks",
                 "Use 2, 4, 8, 16 or 32 workers, or update.sharded=off.",
             )

@@ -83,6 +83,8 @@ def test_knobs_on_the_command_line_set_the_baseline() -> None:
         ("sweep.trials=0", "at least 1"),
         ("cluster.workers=0", "at least 1"),
         ("memory.limit_gb=0", "above 0"),
+        ("sweep.minutes=0", "above 0"),
+        ("sweep.trials=-3", "at least 1"),
         ("measure.min_steps=5", "at least 20"),
         ("faster", "group=option"),
         ("+new.key=1", "group=option"),
@@ -114,6 +116,12 @@ def test_a_best_yaml_composes_back_and_can_be_overridden(tmp_path: Path) -> None
     assert (config.overlap.bucket_size_mb, config.overlap.ratio) == (8.0, 0.6)
     assert config.graph.scope is GraphScope.step_optimizer
     assert read_found(str(path)) == {"sweep": "overlap"}
+
+
+def test_workers_that_can_not_share_an_update_evenly_are_refused() -> None:
+    assert _compose("update.sharded=on", "cluster.workers=4").update.sharded is Switch.on
+    with pytest.raises(ConfigError, match=r"3 workers can't share every bucket evenly"):
+        _compose("update.sharded=on", "cluster.workers=3")
 
 
 @pytest.mark.parametrize("word", ["trainer=loongforge", "cluster=sim_2xh200"])

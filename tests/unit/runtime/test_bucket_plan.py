@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from lf_ray.errors import ConfigError
 from lf_ray.protocol import GradientTensor
 from lf_ray.runtime.bucket_plan import (
+    ALIGN_ELEMENTS,
     MIB,
     bucket_plan,
     issued_during_backward,
+    own_part,
     padded_elements,
     share_during_backward,
 )
+from lf_ray.settings import SHARING_RANKS
 
 KIB_ELEMENTS = 256  # fp32 elements in a KiB
 
@@ -129,3 +132,12 @@ def test_unusable_settings_are_refused(size_mb: float, dtype: str) -> None:
 def test_module_needs_no_torch() -> None:
     script = "import sys, lf_ray.runtime.bucket_plan; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_ranks_that_may_share_get_parts_of_one_length_that_cover_a_bucket() -> None:
+    assert [n for n in range(1, 65) if ALIGN_ELEMENTS % n == 0] == list(SHARING_RANKS)
+    for num_ranks in SHARING_RANKS:
+        parts = [own_part(64, 64 + ALIGN_ELEMENTS, rank, num_ranks) for rank in range(num_ranks)]
+        assert parts[0][0] == 64
+        assert parts[-1][1] == 64 + ALIGN_ELEMENTS
+        assert [last for _, last in parts[:-1]] == [first for first, _ in parts[1:]]
