@@ -12,8 +12,6 @@ export PYTHONDONTWRITEBYTECODE :=
 FAST := $(PYTEST) -m "not gpu and not slow"
 PLACES := tests/end_to_end tests/ranks tests/canaries tests/unit
 SLOW := $(PYTEST) -m "slow and not gpu and not night" --timeout=600
-# Most of their time is waiting: for deadlines, and for Ray to come and go.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
 # Real processes on a shared machine: what failed gets one second chance, alone, and stays in view.
 AGAIN := --last-failed --last-failed-no-failures none
 
@@ -26,10 +24,10 @@ test: style
 	$(MAKE) --no-print-directory -j2 types fast
 
 fast: .venv/dev
-	$(FAST) $(TWO) $(PLACES) || $(FAST) $(AGAIN)
+	$(FAST) -n 2 --dist loadfile --no-loadscope-reorder $(PLACES) || $(FAST) $(AGAIN)
 
 test-full: .venv/dev
-	$(SLOW) $(TWO) || $(SLOW) $(AGAIN)
+	$(SLOW) || $(SLOW) $(AGAIN)
 
 test-night: .venv/dev
 	$(PYTEST) -m "night and not gpu" --timeout=1500
