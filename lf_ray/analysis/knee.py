@@ -5,6 +5,7 @@ cheapest value such that it and every ladder value between it and best's are wit
 best. Unlike the elbow of a curve this does not move when a longer range is swept.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -126,6 +127,32 @@ def _walked_from_each_best(draws: Floats, best_index: int, delta: float) -> NDAr
         rows = starts == start
         found[rows] = _walked(draws[rows], int(start), delta)
     return found
+
+
+def elbow_of(along: Slice) -> KnobValue | None:
+    """Returns the ladder value at the curve's elbow (Kneedle), from the cheap side to the best.
+
+    Shown beside the knee and never used for it: it moves with the range that was swept.
+    """
+    usable = [
+        (reading.value, float(np.mean([visit.throughput.value for visit in reading.visits])))
+        for reading in along.readings[: along.best_index + 1]
+        if reading.usable
+    ]
+    if len(usable) < 4:
+        return None
+    from kneed import KneeLocator  # importing it takes seconds (scipy)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns where a curve has no elbow
+        found = KneeLocator(
+            range(len(usable)),
+            [throughput for _, throughput in usable],
+            curve="concave",
+            direction="increasing",
+        ).knee
+    # It answers with the first value where the curve does not rise at all.
+    return usable[int(found)][0] if found else None
 
 
 @dataclass(frozen=True, slots=True)

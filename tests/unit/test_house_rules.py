@@ -26,8 +26,7 @@ DOORS = {
     "ray.train": {"lf_ray/trial/workers.py", "lf_ray/bench/overhead.py"},
     "mlflow": {"lf_ray/record/mlflow_sink.py"},
     "av": {"lf_ray/data/video.py"},
-    # Four seconds to import: tests alone hold ours against it.
-    "kneed": set(),
+    "kneed": {"lf_ray/analysis/knee.py"},
     "psutil": {"lf_ray/machine.py"},
     "pynvml": {"lf_ray/machine.py"},
     "transformers": {"models/groot_n1_6/prompt.py"},

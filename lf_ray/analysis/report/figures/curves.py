@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from lf_ray.analysis.answer import Answer, Verdict
-from lf_ray.analysis.elbow import elbow_of
-from lf_ray.analysis.knee import Knee, KneeStatus
+from lf_ray.analysis.knee import Knee, KneeStatus, elbow_of
 from lf_ray.analysis.points import Point
 from lf_ray.analysis.report.figures.canvas import (
     BAND,
