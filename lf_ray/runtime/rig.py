@@ -73,12 +73,15 @@ class Rig:
     ) -> None:
         """Sets what the coming steps send, and whether a rank updates its own part only."""
         self.reducer.use(plan, num_leading, collective, scattered=sharded)
-        self._share(Shares(plan, self._rank, self._num_ranks, collective) if sharded else None)
+        own = Shares(plan, self._rank, self._num_ranks, collective) if sharded else None
+        self._shares = own
+        self.optimizer.use(own)
 
     def release(self) -> None:
-        """Frees what only some plans need."""
+        """Frees what only some plans need; no graph may be left."""
         self.reducer.release()
-        self._share(None)
+        self._shares = None
+        self.optimizer.release()
 
     def collect(self) -> None:
         """Brings masters and moments of all parts here; every rank must call it."""
@@ -138,10 +141,6 @@ class Rig:
     def close(self) -> None:
         """Takes the hooks off the model."""
         self.reducer.close()
-
-    def _share(self, shares: Shares | None) -> None:
-        self._shares = shares
-        self.optimizer.use(shares)
 
     def _ready_parameters(self, inputs: StepInputs) -> list[tuple[str, torch.nn.Parameter]]:
         trainable = {

@@ -183,8 +183,10 @@ class RunningTrial:
                 collective.start_scatter(values_N)
             else:
                 collective.start(values_N)
-        for values_N in slices if self.plan.sharded else ():
-            collective.start_gather(values_N)
+        if self.plan.sharded:
+            for bucket in self.plan.buckets.buckets:
+                for weights_N in self._equipment.rig.flat.computed_with:
+                    collective.start_gather(weights_N[bucket.first : bucket.last])
         collective.wait()
 
     @contextmanager

@@ -98,6 +98,7 @@ class FusedAdamW:
         betas = [math.log(rule.beta1), math.log(rule.beta2)]
         self._log_betas = torch.tensor(betas, dtype=torch.float64, device=device)
         self.total_1 = torch.zeros(1, dtype=torch.float64, device=device)
+        self._partials_of: dict[tuple[tuple[int, int], ...], Tensor] = {}
         self.divide(None)
         refused = kernel_refusal(device) is not None
         self.use_kernels = not refused if use_kernels is None else use_kernels
@@ -123,13 +124,23 @@ class FusedAdamW:
             tensor.zero_()
 
     def divide(self, parts: Sequence[tuple[int, int]] | None) -> None:
-        """Sets the slices of N that are updated, in this order; None is all of it."""
+        """Sets the slices of N that are updated, in this order; None is all of it.
+
+        Partial sums of earlier divisions stay where they are: a captured update writes there.
+        """
         self.parts = ((0, self.master_N.numel()),) if parts is None else tuple(parts)
         counts = [_num_partials(stop - start) for start, stop in self.parts]
-        self._partials_P = torch.zeros(
-            sum(counts), dtype=torch.float64, device=self.master_N.device
-        )
+        if self.parts not in self._partials_of:
+            self._partials_of[self.parts] = torch.zeros(
+                sum(counts), dtype=torch.float64, device=self.master_N.device
+            )
+        self._partials_P = self._partials_of[self.parts]
         self._partials = torch.split(self._partials_P, counts)
+
+    def forget_divisions(self) -> None:
+        """Goes back to all of N and frees what other divisions took; no graph may use them."""
+        self.divide(None)
+        self._partials_of = {self.parts: self._partials_P}
 
     def update(self, grad_N: Tensor) -> None:
         """Runs the whole update on the current stream; the gradient (float32, bfloat16) is read."""

@@ -45,6 +45,10 @@ class StepOptimizer(Protocol):
         """Sets who updates what in the coming steps; None: every rank everything."""
         ...
 
+    def release(self) -> None:
+        """Has every rank update everything, and frees what only shares needed."""
+        ...
+
     def set_inputs(self, lr: float, num_steps: int) -> None:
         """Sets the rate and the step count (from 1) of the coming update."""
         ...
@@ -92,6 +96,10 @@ class FlatAdamW:
     def use(self, shares: Shares | None) -> None:
         """Sets who updates what."""
         self._shares = shares
+
+    def release(self) -> None:
+        """Has every rank update everything."""
+        self._shares = None
 
     def set_inputs(self, lr: float, num_steps: int) -> None:
         """Sets the rate and the step count (from 1) of the coming update."""
@@ -193,6 +201,11 @@ class KernelAdamW:
         """Sets who updates what."""
         self._shares = shares
         self._fused.divide(None if shares is None else shares.parts)
+
+    def release(self) -> None:
+        """Has every rank update everything, and frees what only shares needed."""
+        self._shares = None
+        self._fused.forget_divisions()
 
     def set_inputs(self, lr: float, num_steps: int) -> None:
         """Sets the rate; the step count is on the device and goes up with every update."""

@@ -104,6 +104,20 @@ def test_parts_give_the_bits_of_the_whole() -> None:
     assert parts.parts == ((0, SIZE),)
 
 
+def test_partial_sums_stay_where_a_captured_update_writes_until_all_is_forgotten() -> None:
+    update = fused(AdamWRule())
+    bounds = [(0, 4000), (4000, SIZE)]
+    update.divide(bounds)
+    kept = update._partials_P
+    update.divide(None)
+    update.divide(list(bounds))
+    assert update._partials_P is kept
+    update.forget_divisions()
+    assert update.parts == ((0, SIZE),)
+    update.divide(bounds)
+    assert update._partials_P is not kept
+
+
 def test_two_that_share_give_the_bits_of_one_that_does_not() -> None:
     """Each updates its own part, with the sum of squares of both."""
     whole, *sharing = fused(AdamWRule()), fused(AdamWRule()), fused(AdamWRule())
