@@ -23,7 +23,7 @@ from lf_ray.bench.arguments import json_line, numbers, whole
 from lf_ray.bench.steps.native import nccl_environment
 from lf_ray.errors import LfRayError, four_parts
 from lf_ray.machine import detect
-from lf_ray.runtime.collectives import Collective, collective_for
+from lf_ray.runtime.update.collectives import Collective, collective_for
 from lf_ray.testing.ranks import RankError, RankPlace, RankPool
 
 ALGOS = ("default", "ring", "tree")

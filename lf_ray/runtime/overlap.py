@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lf_ray.errors import LfRayError, four_parts
 from lf_ray.runtime.bucket_plan import BucketPlan
-from lf_ray.runtime.collectives import Collective, NoCollective
+from lf_ray.runtime.update.collectives import Collective, NoCollective
 from lf_ray.runtime.update.flat import FlatGradients
 
 # Gradients that wait for their bucket are copied at the latest when they reach this many elements,
@@ -34,7 +34,8 @@ class GradientReducer:
         with_hooks: hook its parameters; else the caller hands gradients to `take`.
 
     Attributes:
-        reduced_N: the buffer that is sent and that holds the sum over ranks after `finish`.
+        reduced_N: the buffer that is sent and that holds the sum over ranks after `finish`;
+            scattered, of this rank's parts until `complete`.
     """
 
     def __init__(self, flat: FlatGradients, *, with_hooks: bool = True) -> None:

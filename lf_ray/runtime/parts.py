@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lf_ray.data.batches.skipped import Skipped
 from lf_ray.protocol import KnobValue
-from lf_ray.runtime.collectives import Collective, collective_for
 from lf_ray.runtime.draws import Draws, step_draws
+from lf_ray.runtime.update.collectives import Collective, collective_for
 from lf_ray.settings import SweepConfig
 
 Batch = dict[str, Tensor]
@@ -98,7 +98,7 @@ class Loader(Protocol):
 
 
 class Parts:
-    """The real parts: GR00T N1.6, the batch loader, the process group's all-reduce.
+    """The real parts: GR00T N1.6, the batch loader, the process group's collectives.
 
     Attributes:
         kernels: in a word, which kernels the model runs on; known once it is built.
@@ -127,7 +127,7 @@ class Parts:
         )
 
     def collective(self, work_group: Any, device: torch.device) -> Collective:
-        """Returns what sums a slice of the gradient buffer over the ranks."""
+        """Returns how slices of the flat buffers travel between the ranks."""
         return collective_for(work_group, device)
 
     def draws(

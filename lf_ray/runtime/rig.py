@@ -12,11 +12,11 @@ from torch import Tensor
 from lf_ray.errors import CheckpointError, four_parts
 from lf_ray.protocol import GradientTensor
 from lf_ray.runtime.bucket_plan import BucketPlan, bucket_plan
-from lf_ray.runtime.collectives import Collective, NoCollective
 from lf_ray.runtime.numerics.digest import checksum
 from lf_ray.runtime.overlap import GradientReducer, ready_order
 from lf_ray.runtime.steps.laps import NoLaps
 from lf_ray.runtime.steps.train_step import StepInputs, TrainStep, requires_backward
+from lf_ray.runtime.update.collectives import Collective, NoCollective
 from lf_ray.runtime.update.flat import FlatParameters, gradient_tensors
 from lf_ray.runtime.update.optimizer import step_optimizer
 from lf_ray.runtime.update.shares import Shares

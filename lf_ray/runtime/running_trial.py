@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from lf_ray.protocol import StepSample
-from lf_ray.runtime.collectives import Collective, NoCollective
 from lf_ray.runtime.numerics.determinism import deterministic_algorithms
 from lf_ray.runtime.numerics.watch import NumericsWatch
 from lf_ray.runtime.readings.gradient_noise import SquaredNorms, squared_norms
@@ -25,6 +24,7 @@ from lf_ray.runtime.steps.laps import NoLaps, Reading
 from lf_ray.runtime.steps.order import EagerOrder, StaticOrder, StepOrder
 from lf_ray.runtime.steps.step_graph import StepGraph
 from lf_ray.runtime.trial_plan import TrialPlan
+from lf_ray.runtime.update.collectives import Collective, NoCollective
 from lf_ray.settings import GraphScope
 
 

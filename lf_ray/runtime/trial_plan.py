@@ -149,7 +149,7 @@ def _is_pipelined(config: SweepConfig, *, frozen_prefix: bool) -> bool:
 
 def _is_sharded(config: SweepConfig) -> bool:
     num_ranks = config.num_workers
-    # Launched one by one, updates and gathers of every bucket would keep the host, not the device.
+    # An eager step waits for its host already; every bucket's update and gather are more launches.
     if config.update.sharded is Switch.off or config.graph.scope is not GraphScope.step_optimizer:
         return False
     if num_ranks == 1:

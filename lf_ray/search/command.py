@@ -42,6 +42,7 @@ from lf_ray.search.stages.stage import (
     Stage,
     Stages,
     searches_in,
+    shareable,
     stages_of,
     whole_space,
 )
@@ -131,6 +132,7 @@ def _open(
     clock = clock or _clock_of(config)
     check_uri(config.tracking.uri)
     check_machine(config, machine, gpus_usable)
+    literal = shareable(literal, config.num_workers)
     searches = searches_in(literal)
     space = _space(literal, searches, config)
     output = check_folder(config.output.dir, "output.dir")

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lf_ray.runtime.collectives import Collective, NoCollective
 from lf_ray.runtime.draws import Draws
 from lf_ray.runtime.session import Session
+from lf_ray.runtime.update.collectives import Collective, NoCollective
 from lf_ray.settings import SweepConfig
 from lf_ray.testing.ranks import RankPlace, RankPool
 from lf_ray.testing.toy import ToyModel, ToyParts, toy_config, toy_request

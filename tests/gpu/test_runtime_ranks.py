@@ -93,6 +93,10 @@ def _trials(place: RankPlace, trials: list[dict[str, Any]]) -> list[dict[str, An
     return results
 
 
+def _update_of(knobs: dict[str, Any]) -> str:
+    return "sharded" if knobs.get("update.sharded") == "on" else "whole"
+
+
 def test_graph_ratio_and_pipelining_give_the_eager_bits(pool: RankPool) -> None:
     plans: list[dict[str, Any]] = [
         {"overlap.bucket_size_mb": size, "overlap.ratio": ratio, **order}
@@ -100,24 +104,30 @@ def test_graph_ratio_and_pipelining_give_the_eager_bits(pool: RankPool) -> None:
         for ratio in (0.0, 0.5, 1.0)
         for order in ({}, WHOLE, PIPELINED)
     ]
-    plans += [{**plan, "update.sharded": "on"} for plan in plans if plan["overlap.ratio"] == 0.5]
+    captured = [plan for plan in plans if plan["overlap.ratio"] == 0.5 and "graph.scope" in plan]
+    plans += [{**plan, "update.sharded": "on"} for plan in captured]
     for results in pool.run(_trials, plans, deadline_s=500):
         for knobs, result in zip(plans, results):
+            assert result["effective"]["update"] == _update_of(knobs)
             assert result["gate"]["passed"], (knobs, result["gate"])
             assert result["gate"]["bit_equal"], knobs
-            assert result["weights"] == results[0]["weights"], knobs
+            for name in ("losses", "norms", "weights"):
+                assert result[name] == results[0][name], (name, knobs)
 
 
 def test_bf16_wire_and_accumulation_pass_their_bounds(pool: RankPool) -> None:
     bf16 = {"overlap.comm_dtype": "bf16", "overlap.bucket_size_mb": 64 * KIB}
     plans = [{**bf16, **order} for order in ({}, WHOLE, PIPELINED)]
-    plans += [{**plan, "update.sharded": "on"} for plan in plans]
+    plans += [{**plan, "update.sharded": "on"} for plan in plans if "graph.scope" in plan]
+    num_plans = len(plans)
     plans += [{**plan, "batch.accumulation": 3} for plan in plans]
     for results in pool.run(_trials, plans, deadline_s=500):
         for knobs, result in zip(plans, results):
+            assert result["effective"]["update"] == _update_of(knobs)
             assert result["gate"]["passed"], (knobs, result["gate"])
-        assert len({result["weights"] for result in results[:6]}) == 1
-        assert len({result["weights"] for result in results[6:]}) == 1
+        for alike in (results[:num_plans], results[num_plans:]):
+            for name in ("losses", "norms", "weights"):
+                assert len({str(result[name]) for result in alike}) == 1, name
 
 
 def _close_order(place: RankPlace) -> bool:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lf_ray.runtime.collectives import Collective, NoCollective
 from lf_ray.runtime.session import Session
+from lf_ray.runtime.update.collectives import Collective, NoCollective
 from lf_ray.settings import SweepConfig
 from lf_ray.testing.ranks import RankPlace, RankPool
 from lf_ray.testing.synthetic import SyntheticParts

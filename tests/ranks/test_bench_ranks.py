@@ -8,7 +8,7 @@ import torch
 from lf_ray.bench.comm import CommBench, messages, summary
 from lf_ray.bench.steps.settling import MAX_BLOCKS, settled_times
 from lf_ray.errors import LfRayError
-from lf_ray.runtime.collectives import NoCollective
+from lf_ray.runtime.update.collectives import NoCollective
 from lf_ray.testing.ranks import RankPlace, RankPool
 
 Ranks = Callable[[int], RankPool]

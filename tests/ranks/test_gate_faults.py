@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lf_ray.runtime.collectives import Collective, GroupCollective
 from lf_ray.runtime.draws import Draws
 from lf_ray.runtime.session import Session
+from lf_ray.runtime.update.collectives import Collective, GroupCollective
 from lf_ray.settings import SweepConfig
 from lf_ray.testing.ranks import RankPlace, RankPool
 from lf_ray.testing.toy import ToyModel, ToyParts, toy_config, toy_request
@@ -28,7 +28,7 @@ class FaultyCollective(GroupCollective):
     def __init__(self, group: Any, parts: "FaultyParts") -> None:
         super().__init__(group)
         self._parts = parts
-        self._count = 0
+        self._count = self._num_gathers = self._num_rounds = 0
 
     def start(self, values_N: Tensor) -> None:
         self._count += 1
@@ -42,9 +42,27 @@ class FaultyCollective(GroupCollective):
             super().wait()
             super().start(values_N)
 
+    def start_scatter(self, values_N: Tensor) -> None:
+        self._count += 1
+        self._num_rounds = 0
+        if not (self._parts.fault == "lost scatter" and self._count == 2):
+            super().start_scatter(values_N)
+
+    def start_gather(self, values_N: Tensor) -> None:
+        # The gate has the gradient gathered first; what follows are the new weights.
+        self._num_gathers += 1
+        weights = self._num_rounds == 1
+        if not (self._parts.fault == "lost gather" and weights and self._num_gathers == 2):
+            super().start_gather(values_N)
+
+    def sum_now(self, values_N: Tensor) -> None:
+        if self._parts.fault != "lost norm":
+            super().sum_now(values_N)
+
     def wait(self) -> None:
         super().wait()
-        self._count = 0
+        self._num_rounds += bool(self._num_gathers)
+        self._count = self._num_gathers = 0
 
 
 class FaultyModel(ToyModel):
@@ -129,6 +147,17 @@ def test_fault_is_caught(ranks: Ranks, fault: str, world_size: int, comm_dtype: 
         assert not faulty["passed"]
         assert faulty["reason"]
     assert all(verdict == verdicts[0] for verdict in verdicts)
+
+
+@pytest.mark.parametrize("fault", ["lost scatter", "lost gather", "lost norm"])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_fault_of_a_sharded_update_is_caught(ranks: Ranks, fault: str, world_size: int) -> None:
+    knobs = {**KNOBS, "graph.scope": "step+optimizer", "update.sharded": "on"}
+    verdicts = ranks(world_size).run(_gate_with_fault, fault, knobs)
+    for sound, faulty in verdicts:
+        assert sound["passed"], sound
+        assert not faulty["passed"]
+        assert faulty["reason"]
 
 
 def _nan_on_rank(place: RankPlace, rank: int) -> dict[str, Any]:

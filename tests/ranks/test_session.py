@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lf_ray.runtime.draws import Draws
+from lf_ray.runtime.numerics.digest import checksum
 from lf_ray.runtime.session import Session
 from lf_ray.settings import SweepConfig
 from lf_ray.testing.ranks import RankError, RankPlace, RankPool
@@ -29,10 +30,9 @@ CAPTURED: list[dict[str, Any]] = [
 ]
 
 
-WHOLE_STEP = {"graph.scope": "step+optimizer"}
+SHARING = {"graph.scope": "step+optimizer", "update.sharded": "on"}
 SHARDED: list[dict[str, Any]] = [
-    {**knobs, **WHOLE_STEP, "update.sharded": "on"}
-    for knobs in (*PLANS[1:9:2], *CAPTURED, {"overlap.comm_dtype": "bf16"})
+    {**knobs, **SHARING} for knobs in (*PLANS[1:9:2], *CAPTURED, {"overlap.comm_dtype": "bf16"})
 ]
 
 
@@ -59,9 +59,12 @@ def _trial(
     session.capture()
     samples += session.run(steps - 1)
     gate = session.gate()
+    assert session._rig is not None
     result = {
         "losses": [sample.loss for sample in samples],
         "norms": [sample.grad_norm for sample in samples],
+        # Before the checksum of all masters brings together what ranks have updated apart.
+        "computed_with": [int(checksum(item)) for item in session._rig.flat.computed_with],
         "weights": session.weights_checksum(),
         "gate": gate.to_json(),
         "effective": dict(effective),
@@ -82,7 +85,8 @@ def _trials(place: RankPlace, trials: list[dict[str, Any]]) -> list[dict[str, An
 def _warm_and_cold(place: RankPlace, a: dict[str, Any], b: dict[str, Any]) -> list[Any]:
     warm = _session(place)
     _trial(warm, b, seed=1)
-    _trial(warm, {**b, "overlap.comm_dtype": "bf16", "update.sharded": "on"})
+    shared = _trial(warm, {**b, **SHARING, "overlap.comm_dtype": "bf16"})
+    assert shared["effective"]["update"] == "sharded"
     after_b = _trial(warm, a)
     cold = _trial(_session(place), a)
     return [after_b, cold]
@@ -120,9 +124,62 @@ def test_sharded_updates_give_the_bits_of_whole_ones(ranks: Ranks) -> None:
         for one, two in zip(results[: len(SHARDED)], results[len(SHARDED) :]):
             assert (one["effective"]["update"], two["effective"]["update"]) == ("sharded", "whole")
             assert one["gate"]["passed"], one["gate"]
-            for name in ("losses", "norms", "weights", "gate"):
+            for name in ("losses", "norms", "computed_with", "weights", "gate"):
                 assert one[name] == two[name], name
-    assert [item["weights"] for item in both[0]] == [item["weights"] for item in both[1]]
+    first, second = both
+    assert [item["computed_with"] for item in first] == [item["computed_with"] for item in second]
+
+
+class LowParts(ToyParts):
+    """bf16 weights beside fp32 masters, as on a GPU, but for the parameters of `kept`."""
+
+    def __init__(self, kept: str) -> None:
+        super().__init__()
+        self._kept = kept
+
+    def model(self, config: SweepConfig, device: torch.device) -> Any:
+        model = LowToy()
+        for name, parameter in model.named_parameters():
+            if not name.startswith(self._kept or "?"):
+                parameter.data = parameter.data.bfloat16()
+        return model
+
+
+class LowToy(ToyModel):
+    """Computes each layer in the dtype of its weights, and the loss in fp32."""
+
+    def prefix(self, batch: Any) -> Any:
+        return super().prefix({name: item.bfloat16() for name, item in batch.items()})
+
+    def head_loss(self, features: Any, batch: Any, draws: Draws) -> Any:
+        x_BW = features.float() + draws["time_B"][:, None] * draws["noise_BW"]
+        for block in self.blocks:
+            x_BW = x_BW + block(x_BW.to(next(block.parameters()).dtype), self.generator).float()
+        out_BW = self.out(x_BW.to(self.out.weight.dtype)).float()
+        return (out_BW - batch["y_BW"]).square().mean()
+
+
+def _low_trials(place: RankPlace, kept: str, trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    session = _session(place, LowParts(kept))
+    results = [_trial(session, knobs) for knobs in trials]
+    session.close()
+    return results
+
+
+@pytest.mark.parametrize("kept", ["", "out"], ids=["all bf16", "one layer in fp32"])
+def test_sharded_updates_of_bf16_weights_reach_all_ranks(ranks: Ranks, kept: str) -> None:
+    """Masters of other ranks' parts go stale meanwhile; the checksum collects them."""
+    plans = [SHARDED[1], SHARDED[6], {**SHARDED[1], "overlap.comm_dtype": "bf16"}]
+    whole = [{**knobs, "update.sharded": "off"} for knobs in plans]
+    first, second = ranks(2).run(_low_trials, kept, plans + whole)
+    for results in (first, second):
+        for one, two in zip(results[:3], results[3:]):
+            assert (one["effective"]["update"], two["effective"]["update"]) == ("sharded", "whole")
+            assert one["gate"]["passed"], one["gate"]
+            assert len(one["computed_with"]) == (2 if kept else 1)
+            for name in ("losses", "norms", "computed_with", "weights", "gate"):
+                assert one[name] == two[name], name
+    assert [item["computed_with"] for item in first] == [item["computed_with"] for item in second]
 
 
 @pytest.mark.parametrize("world_size", [4, 8])
@@ -131,7 +188,8 @@ def test_sharded_updates_pass_the_gate_of_more_ranks(ranks: Ranks, world_size: i
     for rank_results in results:
         assert [item["gate"]["reason"] for item in rank_results] == [""] * 4
     for index in range(4):
-        assert len({str(r[index]["norms"]) + str(r[index]["weights"]) for r in results}) == 1
+        found = {str(r[index]["norms"]) + str(r[index]["computed_with"]) for r in results}
+        assert len(found) == 1
 
 
 def test_three_ranks_can_not_share_evenly(ranks: Ranks) -> None:

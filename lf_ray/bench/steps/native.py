@@ -22,7 +22,7 @@ from lf_ray.protocol import KnobValue, Purpose, StepSample, TrialRequest
 from lf_ray.runtime.groot import sized
 from lf_ray.runtime.kernels import fuse_head, fuse_prefix
 from lf_ray.runtime.session import Session
-from lf_ray.settings import SweepConfig, knobs_of
+from lf_ray.settings import SHARING_RANKS, SweepConfig, knobs_of
 from lf_ray.testing.ranks import RankPlace, RankPool
 from lf_ray.testing.synthetic import SyntheticParts
 from models.groot_n1_6.flops import PromptShape, flops_per_sample, total
@@ -119,10 +119,20 @@ class StepBench:
         return " ".join(parts)
 
     def cases(self, modes: Sequence[str]) -> Iterator[Case]:
-        """Yields what each row of these modes runs, rounds in turn."""
+        """Yields what each row of these modes runs, rounds in turn.
+
+        A sharded update where it can't act would be another visit of the whole one.
+        """
         sends = self.comm_dtypes, self.ratios, self.bucket_sizes_mb, self.updates
         for _ in range(self.rounds):
-            yield from itertools.starmap(Case, itertools.product(self.batches, modes, *sends))
+            for case in itertools.starmap(Case, itertools.product(self.batches, modes, *sends)):
+                if case.update != SHARDED or self.can_share(case.mode):
+                    yield case
+
+    def can_share(self, mode: str) -> bool:
+        """Returns whether ranks can share a mode's update."""
+        captured = KNOBS[mode].get("graph.scope") == "step+optimizer"
+        return captured and self.num_ranks > 1 and self.num_ranks in SHARING_RANKS
 
     def floors_s(self, batch_size: int) -> dict[str, float]:
         """Returns the least time of each kernel class that has a floor; none where unknown."""
@@ -212,7 +222,7 @@ def _measured(
     session: Session, head: tuple[int, str, str], request: TrialRequest, bench: StepBench
 ) -> RankRow:
     began_s = time.perf_counter()
-    session.prepare(request)
+    effective = session.prepare(request)
     session.rehearse()
     session.run(2)
     captured = session.capture()
@@ -229,6 +239,7 @@ def _measured(
     times_s = [sample.wall_s for sample in samples]
     kernels = profiled(session.run) if bench.profile else Kernels()
     num_elements = sum(item.num_elements for item in session.gradients)
+    num_sharing = bench.num_ranks if effective["update"] == SHARDED else 1
     return RankRow(
         *head,
         times_s,
@@ -239,7 +250,7 @@ def _measured(
         graph_nodes=captured.get("graph_nodes", 0.0),
         launches=kernels.launches,
         classes_s=kernels.classes_s,
-        update_floor_s=update_floor_s(num_elements, head[2]),
+        update_floor_s=update_floor_s(num_elements, head[2]) / num_sharing,
     )
 
 

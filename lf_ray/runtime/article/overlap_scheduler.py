@@ -20,8 +20,8 @@ from lf_ray.runtime.bucket_plan import (
     issued_during_backward,
     share_during_backward,
 )
-from lf_ray.runtime.collectives import collective_for
 from lf_ray.runtime.overlap import GradientReducer, on_gradient
+from lf_ray.runtime.update.collectives import collective_for
 from lf_ray.runtime.update.flat import FlatGradients, gradient_tensors, layer_of
 
 _BACKENDS = ("nccl", "gloo")

@@ -1,9 +1,9 @@
 """Triton kernels of the fused update; launched by `lf_ray.runtime.kernels.update` alone.
 
-N elements of the flat buffers, P partial sums. Every sum has one fixed order, so two runs over
-the same bits, on any device: the number of partial sums depends on N alone. Squares are summed
-in float64, so that the norm's float32 bits do not depend on how N is divided. Flat buffers are
-padded to a multiple of 32 elements, so that a mask breaks up no vector load.
+N elements of the flat buffers or of a part, P partial sums. Every sum here has one fixed order: the
+number of partial sums depends on N alone. Squares are summed in float64, so that the norm's float32
+bits don't depend on how N is divided. Flat buffers are padded to a multiple of 32 elements, so that
+a mask breaks up no vector load (parts of 16 ranks and more may start in the middle of one).
 """
 
 # mypy: ignore-errors

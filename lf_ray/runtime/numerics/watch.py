@@ -39,6 +39,11 @@ class _Trial:
     steps: list[StepDigest] = field(default_factory=list)
     first_step: FirstStepDifference | None = None
 
+    @property
+    def messages(self) -> tuple[BucketPlan, bool]:
+        """Returns what the sums of other ranks depend on."""
+        return self.buckets, self.sharded
+
 
 class NumericsWatch:
     """One rank's side of the numerics gate.
@@ -60,7 +65,7 @@ class NumericsWatch:
         self._references: dict[Hashable, Reference] = {}
         self._plan_words: dict[Hashable, tuple[str, ...]] = {}
         self._trial: _Trial | None = None
-        self._deterministic: tuple[BucketPlan, GateResult] | None = None
+        self._deterministic: tuple[tuple[BucketPlan, bool], GateResult] | None = None
 
     @property
     def held_tensors(self) -> list[Tensor]:
@@ -142,14 +147,14 @@ class NumericsWatch:
     def keep_deterministic_gate(self, key: Hashable) -> None:
         """Judges the steps just watched against their reference, and forgets that reference."""
         assert self._trial is not None
-        self._deterministic = (self._trial.buckets, self._compared())
+        self._deterministic = (self._trial.messages, self._compared())
         del self._references[key]
 
     def result(self) -> GateResult:
         """Returns the verdict on the trial; every rank must call it."""
         verdict = self._compared()
         assert self._trial is not None
-        if self._deterministic is None or self._deterministic[0] != self._trial.buckets:
+        if self._deterministic is None or self._deterministic[0] != self._trial.messages:
             return verdict
         strict = self._deterministic[1]
         if strict.passed or not verdict.passed:
@@ -165,7 +170,7 @@ class NumericsWatch:
         trial = self._trial
         assert trial is not None
         reference = self._references[trial.key]
-        plan_key = (trial.key, trial.buckets, trial.sharded)
+        plan_key = (trial.key, trial.messages)
         view = RankView(
             rank=self._rank,
             own=tuple(trial.steps),

@@ -2,8 +2,8 @@
 
 overlap_hidden = 1 - (T_step - T_no_comm) / T_comm, by step time and unclamped. Event timelines
 read 98 % where this reads 40 % (facts of 2026: buckets that finish before backward does still take
-its bandwidth), so they do not decide. T_no_comm is measured once for a batch shape and order of
-the step, T_comm once for a plan.
+its bandwidth), so they do not decide. T_no_comm is measured once for a batch shape, order of the
+step and who updates what, T_comm once for a plan.
 """
 
 import statistics

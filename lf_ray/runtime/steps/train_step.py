@@ -99,6 +99,8 @@ class TrainStep:
             laps.skip()
         self.optimizer.update(self.reducer.reduced_N)
         laps.lap("optimizer")
+        self.optimizer.wait_for_shares()
+        laps.lap("exposed_comm")
 
 
 def requires_backward(features: Features) -> bool:

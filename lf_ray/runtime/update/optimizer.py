@@ -58,12 +58,16 @@ class StepOptimizer(Protocol):
         ...
 
     def update(self, grad_N: Tensor) -> None:
-        """Updates masters and weights."""
+        """Updates masters and weights; of what is shared, the weights of other ranks follow."""
+        ...
+
+    def wait_for_shares(self) -> None:
+        """Returns when the weights that other ranks have updated are there."""
         ...
 
 
 class FlatAdamW:
-    """The optimizer on a CPU: torch's fused AdamW on one flat tensor.
+    """The optimizer on a CPU: torch's fused AdamW on the flat tensors, or on a rank's parts.
 
     Args:
         flat: what is updated.
@@ -134,6 +138,9 @@ class FlatAdamW:
             self._flat.refresh_weights(first, last)
             if self._shares is not None:
                 self._shares.send(number, self._flat.computed_with)
+
+    def wait_for_shares(self) -> None:
+        """Waits for the weights that other ranks have updated."""
         if self._shares is not None:
             self._shares.wait()
 
@@ -162,7 +169,7 @@ class FlatAdamW:
 
 
 class KernelAdamW:
-    """The optimizer on a GPU: the norm in one pass, everything else in a second one.
+    """The optimizer on a GPU: the norm in one pass, everything else in a second one, by parts.
 
     Args:
         flat: what is updated.
@@ -227,6 +234,9 @@ class KernelAdamW:
             self._fused.apply(grad_N, number)
             if self._shares is not None:
                 self._shares.send(number, self._flat.computed_with)
+
+    def wait_for_shares(self) -> None:
+        """Makes the stream wait for the weights that other ranks have updated."""
         if self._shares is not None:
             self._shares.wait()
 

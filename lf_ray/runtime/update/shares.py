@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from lf_ray.runtime.bucket_plan import BucketPlan, own_part
-from lf_ray.runtime.collectives import Collective
+from lf_ray.runtime.update.collectives import Collective
 
 
 class Shares:
@@ -32,9 +32,9 @@ class Shares:
             own_part(bucket.first, bucket.last, rank, num_ranks) for bucket in plan.buckets
         )
 
-    def sum_over_ranks(self, values: Tensor) -> None:
-        """Sums a few numbers over the ranks, in place."""
-        self._collective.sum_now(values)
+    def sum_over_ranks(self, total_1: Tensor) -> None:
+        """Sums one number over the ranks, in place."""
+        self._collective.sum_now(total_1)
 
     def send(self, number: int, buffers: Sequence[Tensor]) -> None:
         """Begins to bring every rank's part of a bucket to all ranks."""

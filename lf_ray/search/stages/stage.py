@@ -7,13 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from lf_ray.errors import ConfigError, four_parts
 from lf_ray.loongforge.knob_map import offered
 from lf_ray.protocol import Knobs
 from lf_ray.search.plan.decisions import Rules
 from lf_ray.search.space import Literal
-from lf_ray.settings import LrRule, MeasureLevel, SweepConfig, Trainer
+from lf_ray.settings import SHARING_RANKS, LrRule, MeasureLevel, SweepConfig, Switch, Trainer
 
 Stages = Mapping[str, Literal]
 TOGETHER, LEARNING = "together", "learning"
@@ -66,6 +67,17 @@ class Stage:
 def searches_in(literal: Literal | Stages) -> Stages:
     """Returns the stages of a sweep script's literal; empty where it is a single space."""
     return {name: item for name, item in literal.items() if isinstance(item, Mapping)}
+
+
+def shareable(literal: Literal | Stages, num_workers: int) -> Literal | Stages:
+    """Returns the literal without an update that this number of workers can't share."""
+    if num_workers in SHARING_RANKS:
+        return literal
+    kept: dict[str, Any] = {
+        name: shareable(item, num_workers) if isinstance(item, Mapping) else item
+        for name, item in literal.items()
+    }
+    return {**kept, **({"update.sharded": [Switch.off.value]} if "update.sharded" in kept else {})}
 
 
 def whole_space(searches: Stages) -> Literal:

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from lf_ray.protocol import Knobs
 from lf_ray.runtime.bucket_plan import BucketPlan, bucket_plan, issued_during_backward
+from lf_ray.settings import SHARING_RANKS
 from lf_ray.testing.sim.profiles import PROFILES, Profile
 from lf_ray.testing.sim.timeline import Task, run_lanes
 
@@ -55,7 +56,7 @@ def step_time(profile: Profile, knobs: Knobs) -> StepTime:
     leading = issued_during_backward(plan, float(knobs["overlap.ratio"]))
     pipelined = knobs["pipeline.prefix"] == "on" and knobs["graph.scope"] == "step+optimizer"
     parts = _parts(profile, knobs)
-    sharded = knobs.get("update.sharded") == "on" and knobs["graph.scope"] == "step+optimizer"
+    sharded = _is_sharded(profile, knobs)
     seconds = profile.link.half_seconds if sharded else profile.link.seconds
     sends_s = tuple(seconds(item.num_bytes, profile.num_ranks) for item in plan.buckets)
     gather_s = _gather_s(profile, plan) if sharded else 0.0
@@ -85,6 +86,11 @@ def step_time(profile: Profile, knobs: Knobs) -> StepTime:
     )
 
 
+def _is_sharded(profile: Profile, knobs: Knobs) -> bool:
+    acts = knobs["graph.scope"] == "step+optimizer" and profile.num_ranks in SHARING_RANKS
+    return acts and knobs["update.sharded"] == "on"
+
+
 def _parts(profile: Profile, knobs: Knobs) -> _Parts:
     work = profile.workload
     batch, rounds = int(knobs["batch.per_gpu"]), int(knobs["batch.accumulation"])
@@ -96,7 +102,7 @@ def _parts(profile: Profile, knobs: Knobs) -> _Parts:
         update_s += work.update_gap_s
     if knobs["overlap.comm_dtype"] == "bf16":
         update_s += work.bf16_bytes * work.num_elements / profile.hbm_bytes_per_s
-    if knobs.get("update.sharded") == "on" and knobs["graph.scope"] == "step+optimizer":
+    if _is_sharded(profile, knobs):
         update_s /= profile.num_ranks
     # Only the last micro-batch sends; the others are plain work before it.
     before_s = (rounds - 1) * (prefix_s + head_s)

@@ -57,10 +57,14 @@ def test_requests_name_every_knob_of_their_mode() -> None:
     )
     case = Case(4, "pipelined", "bf16", 0.5, 8.0, "whole")
     assert bench.label(case) == "pipelined r0.5"
-    two = replace(bench, bucket_sizes_mb=(25.0, 2048.0), updates=("whole", "sharded"))
+    sizes, updates = (25.0, 2048.0), ("whole", "sharded")
+    two = replace(bench, num_ranks=2, bucket_sizes_mb=sizes, updates=updates)
     large = replace(case, mode="graph", bucket_size_mb=2048.0, update="sharded")
     assert two.label(large) == "graph r0.5 b2048 sharded"
     assert len(list(two.cases(("pipelined",)))) == 16
+    # An eager step and a lone rank have no update to share.
+    assert len(list(two.cases(("eager",)))) == 8
+    assert len(list(replace(two, num_ranks=1).cases(("pipelined",)))) == 8
     assert replace(bench, algo="tree", ratios=(1.0,)).label(case) == "pipelined tree"
     assert nccl_environment("tree") == {"NCCL_ALGO": "Tree"}
     assert nccl_environment("default") == {}

@@ -9,8 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lf_ray.errors import LfRayError
 from lf_ray.runtime.bucket_plan import BucketPlan, bucket_plan, issued_during_backward
-from lf_ray.runtime.collectives import NoCollective
 from lf_ray.runtime.overlap import GradientReducer, ready_order
+from lf_ray.runtime.update.collectives import NoCollective
 from lf_ray.runtime.update.flat import FlatParameters, gradient_tensors, layer_of
 
 

@@ -12,6 +12,7 @@ from lf_ray.errors import ConfigError
 from lf_ray.protocol import Knobs, OutcomeKind, TrialOutcome, TrialRequest
 from lf_ray.search.samplers.optuna_study import STUDY_NAME, StudyFile, TpeProposer
 from lf_ray.search.space import Literal, space_from_literal
+from lf_ray.search.stages.stage import shareable
 from lf_ray.settings import SweepConfig, knobs_of
 from lf_ray.testing.fake_sweep import FakeSweep
 from lf_ray.testing.objectives import BASELINE_KNOBS, KneeObjective
@@ -136,18 +137,34 @@ def overlap_requests(literal: Literal, baseline: Knobs) -> list[Knobs]:
     return [request.knobs for request in sweep.started()]
 
 
-def test_prefix_pipelining_costs_overlap_no_visit_where_it_can_not_act() -> None:
+ACTING_IN_A_GRAPH = ("pipeline.prefix", "update.sharded")
+
+
+def test_what_acts_in_a_whole_graph_costs_overlap_no_visit_elsewhere() -> None:
     literal = space_of("overlap")
-    without = {name: values for name, values in literal.items() if name != "pipeline.prefix"}
+    without = {name: item for name, item in literal.items() if name not in ACTING_IN_A_GRAPH}
     requests = overlap_requests(literal, BASELINE_KNOBS)
     assert requests == overlap_requests(without, BASELINE_KNOBS)
-    assert {knobs["pipeline.prefix"] for knobs in requests} == {"off"}
+    for knob in ACTING_IN_A_GRAPH:
+        assert {knobs[knob] for knobs in requests} == {"off"}
 
 
-def test_overlap_tries_prefix_pipelining_where_the_whole_step_is_captured() -> None:
+def test_overlap_tries_what_acts_where_the_whole_step_is_captured() -> None:
     baseline = {**BASELINE_KNOBS, "graph.scope": "step+optimizer"}
     requests = overlap_requests(space_of("overlap"), baseline)
-    assert {knobs["pipeline.prefix"] for knobs in requests} == {"off", "on"}
+    for knob in ACTING_IN_A_GRAPH:
+        assert {knobs[knob] for knobs in requests} == {"off", "on"}
+
+
+@pytest.mark.parametrize(("num_workers", "kept"), [(8, ["off", "on"]), (6, ["off"])])
+def test_workers_that_can_not_share_an_update_are_not_offered_it(
+    num_workers: int, kept: list[str]
+) -> None:
+    literal = space_of("overlap")
+    stages = runpy.run_path(str(SWEEPS / "joint.py"))["STAGES"]
+    assert shareable(literal, num_workers) == {**literal, "update.sharded": kept}
+    overlap = {**stages["overlap"], "update.sharded": kept}
+    assert shareable(stages, num_workers) == {**stages, "overlap": overlap}
 
 
 def test_the_study_file_takes_every_trial_of_a_knob_of_words(

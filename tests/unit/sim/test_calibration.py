@@ -255,7 +255,8 @@ def test_the_step_without_messages(batch: int, measured_ms: float) -> None:
     )
 
 
-# docs/log.md: our own step, 3B, S 220, 224 px, buckets of 256 MiB; ms of one rank and of two.
+# docs/log.md, docs/results.md: our own step, 3B, S 220, 224 px, buckets of 256 MiB; ms of one rank
+# and of two.
 OWN_STEPS = [
     (1, 16, {}, 56.5),
     (1, 32, {}, 97.0),
