@@ -13,7 +13,7 @@ import pytest
 from lf_ray.record.history import SweepHistory, read_journal
 from lf_ray.testing.sweep_process import SweepProcess, result_folder
 
-pytestmark = [pytest.mark.timeout(1500), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.slow, pytest.mark.night]
 
 WORDS = ("measure=standard", "sweep.trials=6", "sweep.seed=3")
 NUM_KILLS = 10
