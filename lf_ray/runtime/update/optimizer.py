@@ -256,7 +256,7 @@ def _whole(flat: FlatParameters) -> tuple[tuple[int, int], ...]:
 def _squared_sum(values_N: Tensor) -> Tensor:
     """Returns the sum of squares in float64; torch's own norm takes seven times as long for it."""
     total = torch.zeros((), dtype=torch.float64)
-    for chunk_N in values_N.split(_CHUNK_ELEMENTS):
+    for chunk_N in torch.split(values_N, _CHUNK_ELEMENTS):
         wide_N = chunk_N.double()
         total += torch.dot(wide_N, wide_N)
     return total
