@@ -361,11 +361,7 @@ _RECAPTURE_KNOBS = (
     "batch.per_gpu",
     "batch.accumulation",
 )
-_HOT_UNLESS_CAPTURED = (
-    "overlap.bucket_size_mb",
-    "overlap.ratio",
-    "overlap.comm_dtype",
-)
+_HOT_UNLESS_CAPTURED = ("overlap.bucket_size_mb", "overlap.ratio", "overlap.comm_dtype")
 _HOT_KNOBS = (
     "batch.lr_rule",
     "data.workers",
