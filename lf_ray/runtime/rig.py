@@ -83,6 +83,11 @@ class Rig:
         self._shares = None
         self.optimizer.release()
 
+    def share_weights(self) -> None:
+        """Sends what ranks update apart, as the end of a step does; nothing where they don't."""
+        if self._shares is not None:
+            self._shares.collect(self.flat.computed_with)
+
     def collect(self) -> None:
         """Brings masters and moments of all parts here; every rank must call it."""
         if self._shares is not None:

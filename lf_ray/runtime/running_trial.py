@@ -183,10 +183,7 @@ class RunningTrial:
                 collective.start_scatter(values_N)
             else:
                 collective.start(values_N)
-        if self.plan.sharded:
-            for bucket in self.plan.buckets.buckets:
-                for weights_N in self._equipment.rig.flat.computed_with:
-                    collective.start_gather(weights_N[bucket.first : bucket.last])
+        self._equipment.rig.share_weights()
         collective.wait()
 
     @contextmanager

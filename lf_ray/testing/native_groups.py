@@ -11,14 +11,15 @@ from lf_ray.machine import detect
 from lf_ray.protocol import Budget, Deadlines, KnobValue, TrialRequest
 from lf_ray.settings import SweepConfig, knobs_of
 from lf_ray.testing.planned_session import PlannedFactory
+from lf_ray.testing.ray_groups import OwnedGroup
 from lf_ray.testing.sessions import Fault
-from lf_ray.trial.cluster import start_cluster, stop_cluster
+from lf_ray.trial.cluster import start_cluster
 from lf_ray.trial.launch import prepare_data
 from lf_ray.trial.ranks.serve import ServeSettings
-from lf_ray.trial.workers import GroupPlan, close_owner, native_session, start_owner
+from lf_ray.trial.workers import GroupPlan, native_session, start_owner
 
 
-class NativeGroup:
+class NativeGroup(OwnedGroup):
     """Ray, an owner and nano; a contract's requests run with this session's knobs.
 
     Args:
@@ -66,13 +67,3 @@ class NativeGroup:
         )
         record: dict[str, Any] = ray.get(self.owner.submit.remote(own.to_json()), timeout=900)
         return record
-
-    def state(self) -> dict[str, Any]:
-        """Returns the owner's state."""
-        state: dict[str, Any] = ray.get(self.owner.state.remote(), timeout=20)
-        return state
-
-    def close(self) -> list[str]:
-        """Ends everything and returns what had to be ended by force."""
-        close_owner(self.owner)
-        return stop_cluster(self.cluster)

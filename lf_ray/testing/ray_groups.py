@@ -20,29 +20,11 @@ def two_workers() -> SweepConfig:
     return config
 
 
-class RayGroup:
-    """Ray, an owner and its two workers, for as long as a test module needs them."""
+class OwnedGroup:
+    """Ray and an owner that were started for a test."""
 
-    step_s = 2.0
-    kept_within_s = 30.0
-    replaced_within_s = 180.0
-
-    def __init__(self, folder: Path, faults: tuple[Fault, ...] | None = None) -> None:
-        config = two_workers()
-        self.cluster: Cluster = start_cluster(config, folder / "ray")
-        marks = folder / "marks"
-        marks.mkdir(parents=True, exist_ok=True)
-        planned = planned_faults(marks, self.step_s) if faults is None else faults
-        self.owner: Any = start_owner(
-            GroupPlan(
-                config=config, folder=folder / "train", make_session=FakeFactory(faults=planned)
-            )
-        )
-
-    def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Runs a request and returns its record."""
-        record: dict[str, Any] = ray.get(self.owner.submit.remote(dict(request)), timeout=400)
-        return record
+    cluster: Cluster
+    owner: Any
 
     def state(self) -> dict[str, Any]:
         """Returns the owner's state."""
@@ -53,3 +35,28 @@ class RayGroup:
         """Ends everything and returns what had to be ended by force."""
         close_owner(self.owner)
         return stop_cluster(self.cluster)
+
+
+class RayGroup(OwnedGroup):
+    """Ray, an owner and its two workers, for as long as a test module needs them."""
+
+    step_s = 2.0
+    kept_within_s = 30.0
+    replaced_within_s = 180.0
+
+    def __init__(self, folder: Path, faults: tuple[Fault, ...] | None = None) -> None:
+        config = two_workers()
+        self.cluster = start_cluster(config, folder / "ray")
+        marks = folder / "marks"
+        marks.mkdir(parents=True, exist_ok=True)
+        planned = planned_faults(marks, self.step_s) if faults is None else faults
+        self.owner = start_owner(
+            GroupPlan(
+                config=config, folder=folder / "train", make_session=FakeFactory(faults=planned)
+            )
+        )
+
+    def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Runs a request and returns its record."""
+        record: dict[str, Any] = ray.get(self.owner.submit.remote(dict(request)), timeout=400)
+        return record
