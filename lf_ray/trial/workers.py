@@ -1,8 +1,8 @@
 """A worker group as one long Ray Train run: how it is started, watched and ended.
 
-The only file with ray.train. The trainer's function builds the process groups, then hands over to
-`ranks.serve`, which knows no Ray. torch and ray.train are imported where they are used: the driver
-imports this file and stays free of both.
+The run's function builds the process groups, then hands over to `ranks.serve`, which knows no Ray.
+torch and `train_run` are imported where they are used: the driver imports this file and stays free
+of torch and ray.train.
 """
 
 import contextlib
@@ -152,29 +152,34 @@ def serve_rank(loop_config: dict[str, Any]) -> None:
     import gc
     import os
 
-    import ray.train
-    import torch
-    import torch.distributed as dist
-
-    from lf_ray.trial.ranks.control import GlooControl, control_group
-    from lf_ray.trial.ranks.probe import probe_group
+    from lf_ray.trial.train_run import standing
 
     plan: GroupPlan = loop_config["plan"]
-    context = ray.train.get_context()
-    rank, world_size = context.get_world_rank(), context.get_world_size()
-    link = RankLink(loop_config["owner"], loop_config["incarnation"], rank)
+    here = standing()
+    link = RankLink(loop_config["owner"], loop_config["incarnation"], here.rank)
     runtime = ray.get_runtime_context()
     me = {"pid": os.getpid(), "node": runtime.get_node_id(), "actor": runtime.current_actor}
     link.tell("hello", me)
-    here = context.get_local_world_size()
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here))
+
+    import torch
+    import torch.distributed as dist
+
+    from lf_ray.trial.ranks.control import GlooControl, control_group, work_group
+    from lf_ray.trial.ranks.probe import probe_group
+
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here.local_size))
+    if plan.on_gpu:
+        torch.cuda.set_device(here.local_rank)
+    work = work_group(
+        "nccl" if plan.on_gpu else "gloo", here.rank, here.world_size, CONTROL_TIMEOUT_S
+    )
     control = control_group(CONTROL_TIMEOUT_S)
     place = Place(
         config=with_knobs(plan.config, loop_config["knobs"]),
-        rank=rank,
-        world_size=world_size,
-        device=f"cuda:{context.get_local_rank()}" if plan.on_gpu else "cpu",
-        work_group=dist.group.WORLD,
+        rank=here.rank,
+        world_size=here.world_size,
+        device=f"cuda:{here.local_rank}" if plan.on_gpu else "cpu",
+        work_group=work,
         control_group=control,
     )
 
@@ -197,6 +202,7 @@ def serve_rank(loop_config: dict[str, Any]) -> None:
         settings=plan.serve,
         probe=lambda: probe_group(place.work_group, place.device, clock),
     )
+    dist.destroy_process_group()
 
 
 class RayLauncher:
@@ -229,10 +235,8 @@ class RayLauncher:
         self._ended[incarnation] = outcome
 
     def _trainer(self, incarnation: int, knobs: dict[str, Any]) -> Any:
-        from ray.train import FailureConfig, RunConfig, ScalingConfig
-        from ray.train.torch import TorchConfig, TorchTrainer
+        from lf_ray.trial.train_run import Run, group_trainer
 
-        gpu = {"GPU": 1} if self.plan.on_gpu else {}
         owner = self.owner or ray.get_runtime_context().current_actor
         config = with_knobs(self.plan.config, knobs)
         environment = {
@@ -243,34 +247,22 @@ class RayLauncher:
             # Held by this actor, since Train would open a context on a GPU that a worker holds.
             held = ray.get_runtime_context().get_accelerator_ids()["GPU"]
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(held)
-        on_node = {"label_selector": {"ray.io/node-id": self.plan.node}} if self.plan.node else {}
-        return TorchTrainer(
-            serve_rank,
-            train_loop_config={
-                "plan": self.plan,
-                "owner": owner,
-                "incarnation": incarnation,
-                "knobs": knobs,
-                "environment": environment,
-            },
-            torch_config=TorchConfig(
-                backend="nccl" if self.plan.on_gpu else "gloo", timeout_s=int(CONTROL_TIMEOUT_S)
-            ),
-            scaling_config=ScalingConfig(
-                num_workers=self.num_ranks,
-                use_gpu=self.plan.on_gpu,
-                resources_per_worker={"CPU": 1, **gpu},
-                placement_strategy="STRICT_PACK",
-                **on_node,
-            ),
-            run_config=RunConfig(
-                name=f"group-{self._mark[:8]}-{incarnation}",
-                storage_path=str(self.plan.folder.resolve()),
-                # Retries are the owner's, who knows which request was lost.
-                failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
-                worker_runtime_env={"env_vars": environment},
-            ),
+        run = Run(
+            name=f"group-{self._mark[:8]}-{incarnation}",
+            folder=self.plan.folder,
+            num_workers=self.num_ranks,
+            use_gpu=self.plan.on_gpu,
+            environment=environment,
+            node=self.plan.node,
         )
+        loop_config = {
+            "plan": self.plan,
+            "owner": owner,
+            "incarnation": incarnation,
+            "knobs": knobs,
+            "environment": environment,
+        }
+        return group_trainer(run, serve_rank, loop_config)
 
     def _mark_of(self, incarnation: int) -> str:
         return f"{self._mark}-{incarnation}"

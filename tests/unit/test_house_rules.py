@@ -23,7 +23,7 @@ DOORS = {
         "lf_ray/bench/peers.py",
         "lf_ray/bench/overhead.py",
     },
-    "ray.train": {"lf_ray/trial/workers.py", "lf_ray/bench/overhead.py"},
+    "ray.train": {"lf_ray/trial/train_run.py", "lf_ray/bench/overhead.py"},
     "mlflow": {"lf_ray/record/mlflow_sink.py"},
     "av": {"lf_ray/data/video.py"},
     "kneed": {"lf_ray/analysis/knee.py"},

@@ -57,6 +57,22 @@ class GlooControl:
         return rows
 
 
+def work_group(backend: str, rank: int, world_size: int, timeout_s: float) -> dist.ProcessGroup:
+    """Returns the group of all ranks that carries gradients, torch's default one.
+
+    The ranks meet at MASTER_ADDR and MASTER_PORT. `backend` is "nccl" or "gloo".
+    """
+    dist.init_process_group(
+        backend,
+        init_method="env://",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
+
+
 def control_group(timeout_s: float) -> dist.ProcessGroup:
     """Returns a new gloo group of all ranks, apart from the one that carries gradients."""
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))

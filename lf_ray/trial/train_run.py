@@ -1,0 +1,156 @@
+"""One long Ray Train run: its trainer without the parts that a group has no use for.
+
+The only file with ray.train, imported where a run is begun and in its workers: the driver stays
+free of it. Nothing here needs torch, so neither a group's owner nor Train's controller imports it.
+
+As it comes, Train starts four helper actors beside the workers: for data sets that are not given,
+to ask an autoscaler for nodes that must be there already, to give back placement groups that end
+with their controller anyway, and for checkpoints. Without the first three a start takes a third
+less of a core's time (docs/log.md), and a lost group is back sooner. There is no setting for them;
+tests/canaries/test_train_seams.py guards the names.
+"""
+
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray.train
+from ray.train import BackendConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train.backend import Backend
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.util import get_node_ip_address
+
+from lf_ray.trial.cluster import set_environment
+
+UNUSED_CALLBACKS = ("DatasetsCallback", "PlacementGroupCleanerCallback")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """Where a worker stands in its run.
+
+    Attributes:
+        local_rank: among the workers of its node, of which there are `local_size`.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_size: int
+
+
+def standing() -> Standing:
+    """Returns where the calling worker stands."""
+    context = ray.train.get_context()
+    return Standing(
+        rank=context.get_world_rank(),
+        world_size=context.get_world_size(),
+        local_rank=context.get_local_rank(),
+        local_size=context.get_local_world_size(),
+    )
+
+
+class _Meeting(Backend):  # type: ignore[misc]
+    """Tells all workers where the first one listens; they build their process groups themselves.
+
+    Train's own torch backend builds them from the controller, which imports torch for it.
+    """
+
+    # All GPUs of the node are visible to each worker, as their names are by local rank.
+    share_cuda_visible_devices = True
+
+    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        """Sets MASTER_ADDR and MASTER_PORT, which torch reads, on all workers."""
+        address, port = worker_group.execute_single(0, _free_place)
+        where = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        worker_group.execute(set_environment, where)
+
+
+class MeetingConfig(BackendConfig):  # type: ignore[misc]
+    """Names the backend for Train."""
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        """Returns the backend's class."""
+        return _Meeting
+
+
+def _free_place() -> tuple[str, int]:
+    """Returns this node's address and a port of it that nobody listens on."""
+    address = get_node_ip_address()
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.bind((address, 0))
+        return address, int(listener.getsockname()[1])
+
+
+class _NodesAreThere(FixedScalingPolicy):  # type: ignore[misc]
+    """A fixed number of workers, for which no autoscaler is asked."""
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        """Asks nobody: a group is started where its node has been seen to hold it."""
+
+    def _maybe_send_resource_request(self) -> None:
+        """Asks nobody again."""
+
+
+class GroupTrainer(DataParallelTrainer):  # type: ignore[misc]
+    """A trainer whose controller starts the workers and little else."""
+
+    def _initialize_and_run_controller(self, **parts: Any) -> Any:
+        return super()._initialize_and_run_controller(**lean(parts, self.scaling_config))
+
+
+def lean(parts: Mapping[str, Any], scaling: ScalingConfig) -> dict[str, Any]:
+    """Returns a controller's parts without those that a group has no use for."""
+    used = [item for item in parts["callbacks"] if type(item).__name__ not in UNUSED_CALLBACKS]
+    return {**parts, "callbacks": used, "scaling_policy": _NodesAreThere(scaling)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What Train is told of a run.
+
+    Attributes:
+        folder: where Train keeps its files, under the run's name.
+        use_gpu: each worker gets a GPU beside its core.
+        environment: variables that the workers start with.
+        node: the Ray node that all workers run on; empty leaves it to Ray.
+    """
+
+    name: str
+    folder: Path
+    num_workers: int
+    use_gpu: bool
+    environment: Mapping[str, str]
+    node: str = ""
+
+
+def group_trainer(
+    run: Run, serve_rank: Callable[[dict[str, Any]], None], loop_config: dict[str, Any]
+) -> GroupTrainer:
+    """Returns a trainer that calls `serve_rank` with `loop_config` once on each worker."""
+    gpu = {"GPU": 1} if run.use_gpu else {}
+    on_node = {"label_selector": {"ray.io/node-id": run.node}} if run.node else {}
+    return GroupTrainer(
+        serve_rank,
+        train_loop_config=loop_config,
+        backend_config=MeetingConfig(),
+        scaling_config=ScalingConfig(
+            num_workers=run.num_workers,
+            use_gpu=run.use_gpu,
+            resources_per_worker={"CPU": 1, **gpu},
+            placement_strategy="STRICT_PACK",
+            **on_node,
+        ),
+        run_config=RunConfig(
+            name=run.name,
+            storage_path=str(run.folder.resolve()),
+            # Retries are the owner's, who knows which request was lost.
+            failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
+            worker_runtime_env={"env_vars": dict(run.environment)},
+        ),
+    )
