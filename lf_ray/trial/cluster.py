@@ -43,8 +43,6 @@ _START_TRIES = 3
 _NODE_S = 120.0
 """How long a node of ours may take to start. Ray's own 30 s, for which it has no setting, are too
 little on a busy machine."""
-_CLUSTERS_OWN = ("_AutoscalingCoordinatorActor",)
-"""Detached services that Ray itself starts for a cluster, in whichever job needs them first."""
 
 RAY_ENVIRONMENT: Mapping[str, str] = {
     # Workers' deaths are seen by the owner at once; this only paces how fast Train gives back
@@ -334,7 +332,7 @@ def stop_cluster(cluster: Cluster) -> list[str]:
     set_environment(cluster.environment)
     left = leftovers(cluster, within_s=0.0 if gone else _STOP_S)
     if left:
-        end_marked(SWEEP_MARK, cluster.mark, spared=() if cluster.ours else _CLUSTERS_OWN)
+        end_marked(SWEEP_MARK, cluster.mark)
     if cluster.keeper:
         cluster.keeper.release(_STOP_S)
     return [*left, *(f"placement group {name}" for name in groups)]
@@ -354,9 +352,7 @@ def leftovers(cluster: Cluster, within_s: float = 0.0) -> list[str]:
     """
     ends_s = time.monotonic() + within_s
     while True:
-        spared = () if cluster.ours else _CLUSTERS_OWN
         pids = [p for p in marked_processes(SWEEP_MARK, cluster.mark) if p != os.getpid()]
-        left = [text for text in map(describe, pids) if not any(name in text for name in spared)]
-        if not left or time.monotonic() >= ends_s:
-            return left
+        if not pids or time.monotonic() >= ends_s:
+            return list(map(describe, pids))
         time.sleep(0.1)

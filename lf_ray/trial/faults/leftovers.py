@@ -7,7 +7,7 @@ started with stays readable, and its children inherit it. Linux only.
 import contextlib
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -41,21 +41,15 @@ def describe(pid: int) -> str:
     return f"{pid} {' '.join([Path(program).name, *arguments])[:80]}"
 
 
-def end_marked(name: str, value: str, spared: Sequence[str] = ()) -> list[int]:
-    """Ends the marked processes at once; returns them.
-
-    This one and those with a `spared` word in their command are left alone.
+def end_marked(name: str, value: str) -> list[int]:
+    """Ends the marked processes but this one at once; returns them.
 
     SIGKILL also ends a stopped process. Children born meanwhile carry the mark: look again until
     none is left.
     """
     ended: list[int] = []
     for _ in range(5):
-        pids = [
-            pid
-            for pid in marked_processes(name, value)
-            if pid != os.getpid() and not any(word in describe(pid) for word in spared)
-        ]
+        pids = [pid for pid in marked_processes(name, value) if pid != os.getpid()]
         fresh = [pid for pid in pids if pid not in ended]
         if not fresh:
             break
