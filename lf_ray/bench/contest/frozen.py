@@ -116,6 +116,7 @@ class _Merged:
         self._dead: dict[str, DeadPoint] = {}
         self._ids: dict[str, str] = {}
         self._num_visits: dict[str, int] = {}
+        self._is_first = True
 
     @property
     def dead(self) -> list[DeadPoint]:
@@ -133,7 +134,7 @@ class _Merged:
             name = known or f"t{len(self._ids):03d}"
             self._ids[key] = new_ids[record.point_id] = name
             visit = self._num_visits[name] = self._num_visits.get(name, -1) + 1
-            baseline = record.request.purpose is Purpose.BASELINE
+            baseline = record.request.purpose is Purpose.BASELINE and self._is_first
             request = dataclasses.replace(
                 record.request,
                 id=f"{name}r{visit}" if visit else name,
@@ -147,6 +148,7 @@ class _Merged:
             if point.same_as in new_ids:
                 named = dataclasses.replace(point, same_as=new_ids[point.same_as])
                 self._dead.setdefault(point_key(point.knobs), named)
+        self._is_first = False
 
 
 def _origin(path: Path, history: SweepHistory) -> dict[str, Any]:

@@ -43,10 +43,16 @@ def header_of(space: Space, size: str = "3b") -> dict[str, object]:
     }
 
 
-def run_grid(path: Path, literal: dict[str, list[KnobValue]], seed: int, size: str = "3b") -> Space:
+def run_grid(
+    path: Path,
+    literal: dict[str, list[KnobValue]],
+    seed: int,
+    size: str = "3b",
+    baseline: dict[str, KnobValue] | None = None,
+) -> Space:
     """Runs a grid on a simulated cluster and keeps its journal."""
     cluster = SimulatedCluster("sim_8xh200", seed, FakeClock())
-    space = space_from_literal(literal, cluster.truth.baseline())
+    space = space_from_literal(literal, {**cluster.truth.baseline(), **(baseline or {})})
     with Journal(path, cluster.clock) as journal:
         conductor = Conductor(GridPlanner(space, Rules()), journal, [], cluster.clock)
         conductor.begin(header_of(space, size))
@@ -170,6 +176,18 @@ def test_journals_freeze_into_one_table(journal: Path, tmp_path: Path) -> None:
     before = target.read_bytes()
     freeze([journal, other], target)
     assert target.read_bytes() == before
+
+
+def test_only_the_first_journal_s_baseline_is_the_table_s(journal: Path, tmp_path: Path) -> None:
+    other, target = tmp_path / "journal.jsonl", tmp_path / "both.jsonl.gz"
+    run_grid(other, {"overlap.ratio": [0.0, 1.0]}, seed=4, baseline={"batch.per_gpu": 32})
+    freeze([journal, other], target)
+    histories = [read_journal(path).records for path in (journal, other)]
+    own, others = (records[0].request.knobs for records in histories)
+    assert own != others
+    table = read_table(target).records
+    assert [r.request.knobs for r in table if r.request.purpose is Purpose.BASELINE] == [own]
+    assert any(record.request.knobs == others for record in table)
 
 
 def test_journals_of_other_models_are_not_merged(journal: Path, tmp_path: Path) -> None:
