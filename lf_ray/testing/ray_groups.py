@@ -13,10 +13,10 @@ from lf_ray.trial.cluster import Cluster, start_cluster, stop_cluster
 from lf_ray.trial.workers import GroupPlan, close_owner, start_owner
 
 
-def two_workers() -> SweepConfig:
-    """Returns settings for two CPU workers."""
+def cpu_workers(num_workers: int = 2) -> SweepConfig:
+    """Returns settings for CPU workers."""
     config = SweepConfig()
-    config.cluster.workers = 2
+    config.cluster.workers = num_workers
     return config
 
 
@@ -38,14 +38,16 @@ class OwnedGroup:
 
 
 class RayGroup(OwnedGroup):
-    """Ray, an owner and its two workers, for as long as a test module needs them."""
+    """Ray, an owner and its workers, for as long as a test module needs them."""
 
     step_s = 2.0
     kept_within_s = 30.0
     replaced_within_s = 180.0
 
-    def __init__(self, folder: Path, faults: tuple[Fault, ...] | None = None) -> None:
-        config = two_workers()
+    def __init__(
+        self, folder: Path, faults: tuple[Fault, ...] | None = None, num_workers: int = 2
+    ) -> None:
+        config = cpu_workers(num_workers)
         self.cluster = start_cluster(config, folder / "ray")
         marks = folder / "marks"
         marks.mkdir(parents=True, exist_ok=True)

@@ -26,14 +26,14 @@ import ray
 
 from lf_ray.protocol import Budget
 from lf_ray.testing.group_contract import request
-from lf_ray.testing.ray_groups import two_workers
+from lf_ray.testing.ray_groups import cpu_workers
 from lf_ray.testing.sessions import FakeFactory
 from lf_ray.trial.cluster import start_cluster, stop_cluster
 from lf_ray.trial.workers import GroupPlan, close_owner, start_owner
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 folder = Path(sys.argv[1])
-config = two_workers()
+config = cpu_workers()
 cluster = start_cluster(config, folder)
 try:
     owner = start_owner(GroupPlan(config=config, folder=folder, make_session=FakeFactory()))

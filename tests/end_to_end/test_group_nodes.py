@@ -21,7 +21,7 @@ from lf_ray.launch import Groups
 from lf_ray.protocol import Budget, OutcomeKind, TrialRecord
 from lf_ray.settings import SweepConfig
 from lf_ray.testing.group_contract import request
-from lf_ray.testing.ray_groups import two_workers
+from lf_ray.testing.ray_groups import cpu_workers
 from lf_ray.testing.sessions import FakeFactory
 from lf_ray.trial.launch import open_groups
 
@@ -41,7 +41,7 @@ def nodes() -> Iterator[Cluster]:
 
 
 def joining(nodes: Cluster) -> SweepConfig:
-    config = two_workers()
+    config = cpu_workers()
     config.cluster.kind, config.cluster.address = "ray", nodes.address
     return config
 
@@ -114,7 +114,7 @@ def test_a_cluster_without_room_is_refused(nodes: Cluster, tmp_path: Path) -> No
 
 
 def test_no_cluster_at_the_address_is_said_so(tmp_path: Path) -> None:
-    config = two_workers()
+    config = cpu_workers()
     config.cluster.kind, config.cluster.address = "ray", "127.0.0.1:1"
     with (
         pytest.raises(MachineError, match=r"joining Ray at 127\.0\.0\.1:1"),
