@@ -50,6 +50,8 @@ RAY_ENVIRONMENT: Mapping[str, str] = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     # The owner's own deadline for a start is shorter, and says which rank is late.
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",
+    # A rank's GPU goes by its place on the node, so all of the node's are visible to each.
+    "TRAIN_ENABLE_SHARE_CUDA_VISIBLE_DEVICES": "1",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",

@@ -16,6 +16,7 @@ from lf_ray.trial.faults.outcomes import ErrorReport
 
 POLL_S = 1.0
 """How long a rank's question for work stays open before it is asked again."""
+_STORE_POLL_S = 0.05
 
 
 @dataclass(slots=True)
@@ -24,6 +25,7 @@ class Mailbox:
 
     Attributes:
         members: what each rank said of itself: pid, node, and a handle to end it by.
+        store_port: where the first rank's store listens, 0 before it does.
         number: of the last order; `request` belongs to it.
         faults: errors told by ranks, in order of arrival.
         gone: ranks whose process was found gone, in that order.
@@ -37,6 +39,7 @@ class Mailbox:
     gone: list[int] = field(default_factory=list)
     first_sign_s: float | None = None
     up: set[int] = field(default_factory=set)
+    store_port: int = 0
     number: int = 0
     request: Mapping[str, Any] | None = None
     records: dict[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -94,13 +97,22 @@ class Hub:
             except TimeoutError:
                 return {}
 
+    async def store_port(self, incarnation: int) -> int:
+        """Returns the port of the first rank's store; 0 after `POLL_S` without, -1 to leave."""
+        ends_s = self.clock.monotonic_s() + POLL_S
+        while incarnation == self.incarnation and not self.box.leave:
+            if self.box.store_port or self.clock.monotonic_s() > ends_s:
+                return self.box.store_port
+            await asyncio.sleep(_STORE_POLL_S)
+        return -1
+
     async def tell(self, incarnation: int, rank: int, what: str, value: Mapping[str, Any]) -> None:
         """Takes a rank's event.
 
-        hello: pid, node and handle; phase: what it enters; up: its session stands; fault: an error
-        that others may wait on; late: where it stands past its limit; probe: of the link, as
-        metrics; record: rank 0's record; clean: the session is restored; start_failed,
-        reset_failed: the agreed outcome.
+        hello: pid, node and handle; store: the port of the ranks' store; phase: what it enters;
+        up: its session stands; fault: an error that others may wait on; late: where it stands past
+        its limit; probe: of the link, as metrics; record: rank 0's record; clean: the session is
+        restored; start_failed, reset_failed: the agreed outcome.
         """
         if incarnation != self.incarnation:
             return
@@ -111,6 +123,8 @@ class Hub:
             self._fault(value)
         elif what in ("hello", "up", "late"):
             self._of_rank(rank, what, value)
+        elif what == "store":
+            box.store_port = value["port"]
         elif what == "probe":
             box.probe = value
         elif what == "record":

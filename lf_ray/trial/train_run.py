@@ -10,27 +10,22 @@ less of a core's time (docs/log.md), and a lost group is back sooner. There is n
 tests/canaries/test_train_seams.py guards the names.
 """
 
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray.train
-from ray.train import BackendConfig, FailureConfig, RunConfig, ScalingConfig
-from ray.train.backend import Backend
+from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-from ray.util import get_node_ip_address
-
-from lf_ray.trial.cluster import set_environment
 
 UNUSED_CALLBACKS = ("DatasetsCallback", "PlacementGroupCleanerCallback")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
-    """Where a worker stands in its run.
+class Seat:
+    """A worker's place in its run.
 
     Attributes:
         local_rank: among the workers of its node, of which there are `local_size`.
@@ -42,49 +37,15 @@ class Standing:
     local_size: int
 
 
-def standing() -> Standing:
-    """Returns where the calling worker stands."""
+def seat() -> Seat:
+    """Returns the calling worker's."""
     context = ray.train.get_context()
-    return Standing(
+    return Seat(
         rank=context.get_world_rank(),
         world_size=context.get_world_size(),
         local_rank=context.get_local_rank(),
         local_size=context.get_local_world_size(),
     )
-
-
-class _Meeting(Backend):  # type: ignore[misc]
-    """Tells all workers where the first one listens; they build their process groups themselves.
-
-    Train's own torch backend builds them from the controller, which imports torch for it.
-    """
-
-    # All GPUs of the node are visible to each worker, as their names are by local rank.
-    share_cuda_visible_devices = True
-
-    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
-        """Sets MASTER_ADDR and MASTER_PORT, which torch reads, on all workers."""
-        address, port = worker_group.execute_single(0, _free_place)
-        where = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        worker_group.execute(set_environment, where)
-
-
-class MeetingConfig(BackendConfig):  # type: ignore[misc]
-    """Names the backend for Train."""
-
-    @property
-    def backend_cls(self) -> type[Backend]:
-        """Returns the backend's class."""
-        return _Meeting
-
-
-def _free_place() -> tuple[str, int]:
-    """Returns this node's address and a port of it that nobody listens on."""
-    address = get_node_ip_address()
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.bind((address, 0))
-        return address, int(listener.getsockname()[1])
 
 
 class _NodesAreThere(FixedScalingPolicy):  # type: ignore[misc]
@@ -138,7 +99,6 @@ def group_trainer(
     return GroupTrainer(
         serve_rank,
         train_loop_config=loop_config,
-        backend_config=MeetingConfig(),
         scaling_config=ScalingConfig(
             num_workers=run.num_workers,
             use_gpu=run.use_gpu,

@@ -17,6 +17,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lf_ray.clock import SystemClock
+from lf_ray.errors import GroupError, four_parts
 from lf_ray.loongforge.session import LoongForgeSession
 from lf_ray.loongforge.start_check import Checkout
 from lf_ray.protocol import Knobs, TrialOutcome
@@ -142,6 +143,27 @@ class RankLink:
         order = self._owner.next_order.remote(self._incarnation, after)
         return Order(**ray.get(order, timeout=OWNER_ANSWERS_S))
 
+    def store_port(self) -> int:
+        """Returns the port of the first rank's store, once it listens.
+
+        Raises:
+            GroupError: the group is being ended.
+        """
+        port = 0
+        while not port:  # the owner's deadline for a start ends it
+            asked = self._owner.store_port.remote(self._incarnation)
+            port = ray.get(asked, timeout=OWNER_ANSWERS_S)
+        if port < 0:
+            raise GroupError(
+                four_parts(
+                    f"starting rank {self._rank} of group {self._incarnation}",
+                    "ranks meet at the first one's store",
+                    "the group is being ended",
+                    "Nothing: its owner says why.",
+                )
+            )
+        return int(port)
+
     def tell(self, what: str, value: Mapping[str, Any]) -> None:
         """Tells the owner of an event and does not wait for it to be heard."""
         self._owner.tell.remote(self._incarnation, self._rank, what, dict(value))
@@ -152,10 +174,10 @@ def serve_rank(loop_config: dict[str, Any]) -> None:
     import gc
     import os
 
-    from lf_ray.trial.train_run import standing
+    from lf_ray.trial.train_run import seat
 
     plan: GroupPlan = loop_config["plan"]
-    here = standing()
+    here = seat()
     link = RankLink(loop_config["owner"], loop_config["incarnation"], here.rank)
     runtime = ray.get_runtime_context()
     me = {"pid": os.getpid(), "node": runtime.get_node_id(), "actor": runtime.current_actor}
@@ -164,15 +186,25 @@ def serve_rank(loop_config: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    from lf_ray.trial.ranks.control import GlooControl, control_group, work_group
+    from lf_ray.trial.ranks.control import (
+        GlooControl,
+        control_group,
+        join_store,
+        open_store,
+        work_group,
+    )
     from lf_ray.trial.ranks.probe import probe_group
 
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here.local_size))
     if plan.on_gpu:
         torch.cuda.set_device(here.local_rank)
-    work = work_group(
-        "nccl" if plan.on_gpu else "gloo", here.rank, here.world_size, CONTROL_TIMEOUT_S
-    )
+    if here.rank == 0:
+        store, port = open_store(CONTROL_TIMEOUT_S)
+        link.tell("store", {"port": port})
+    else:
+        store = join_store(link.store_port(), CONTROL_TIMEOUT_S)
+    backend = "nccl" if plan.on_gpu else "gloo"
+    work = work_group(backend, store, here.rank, here.world_size, CONTROL_TIMEOUT_S)
     control = control_group(CONTROL_TIMEOUT_S)
     place = Place(
         config=with_knobs(plan.config, loop_config["knobs"]),

@@ -4,14 +4,17 @@ Its timeout is the last resort: deadlines by phase are the owner's, who can say 
 """
 
 import json
+import socket
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 _INLINE_BYTES = 4096
 _HEADER_BYTES = 8
+_LOOPBACK = "127.0.0.1"
 
 
 class GlooControl:
@@ -57,14 +60,42 @@ class GlooControl:
         return rows
 
 
-def work_group(backend: str, rank: int, world_size: int, timeout_s: float) -> dist.ProcessGroup:
-    """Returns the group of all ranks that carries gradients, torch's default one.
+def open_store(timeout_s: float) -> tuple[Store, int]:
+    """Returns the store by which the ranks of one node find each other, and its port.
 
-    The ranks meet at MASTER_ADDR and MASTER_PORT. `backend` is "nccl" or "gloo".
+    On the loopback address: left to itself torch would listen to the outside.
+    """
+    with socket.socket() as listener:
+        listener.bind((_LOOPBACK, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            _LOOPBACK,
+            port,
+            is_master=True,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+    return store, port
+
+
+def join_store(port: int, timeout_s: float) -> Store:
+    """Returns another rank's end of the store at a port."""
+    timeout = timedelta(seconds=timeout_s)
+    return dist.TCPStore(_LOOPBACK, port, timeout=timeout)  # type: ignore[attr-defined]
+
+
+def work_group(
+    backend: str, store: Store, rank: int, world_size: int, timeout_s: float
+) -> dist.ProcessGroup:
+    """Returns the group of all ranks that carries gradients: torch's default one.
+
+    `backend` is "nccl" or "gloo".
     """
     dist.init_process_group(
         backend,
-        init_method="env://",
+        store=store,
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=timeout_s),
