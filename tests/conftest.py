@@ -6,11 +6,33 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
+
+STARTS_RAY = frozenset(
+    {
+        "test_data_command.py",
+        "test_eight_workers.py",
+        "test_faults_data.py",
+        "test_faults_driver.py",
+        "test_faults_resume.py",
+        "test_faults_sweep.py",
+        "test_faults_workers.py",
+        "test_group_native.py",
+        "test_group_nodes.py",
+        "test_group_ray.py",
+        "test_loongforge_command.py",
+        "test_overlap_command.py",
+        "test_peers_as_tune_calls_them.py",
+        "test_search_tune.py",
+        "test_train_run.py",
+    }
+)
+"""One process has them all: two Rays that start at once on two cores are late for each other."""
 
 
 def _beside(name: str) -> Path:
@@ -61,6 +83,24 @@ def _make_mlflow_tables(made: Path, target: Path) -> None:
     with closing(sqlite3.connect(made)) as source, closing(sqlite3.connect(beside)) as copy:
         source.backup(copy)
     beside.replace(target)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Returns who hands out the tests: a file stays in one process, and so do some that share."""
+    from xdist.scheduler import LoadFileScheduling
+
+    scheduler = LoadFileScheduling(config, log)
+    scheduler._split_scope = _kept_together
+    return scheduler
+
+
+def _kept_together(test: str) -> str:
+    file = Path(test.split("::", 1)[0])
+    if file.name in STARTS_RAY:
+        return "ray"
+    # Their pools of two, four and eight ranks are a process's own.
+    return "ranks" if file.parent.name == "ranks" else str(file)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -47,6 +47,8 @@ class RankPool:
         world_size: number of ranks.
         backend: of the work group: "gloo", or "nccl" with one GPU a rank.
         environment: variables that its ranks start with, such as NCCL_ALGO.
+        imported: modules that are imported once for all ranks of all pools, beside torch. What
+            the first pool of a process says counts.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class RankPool:
         world_size: int,
         backend: str = "gloo",
         environment: Mapping[str, str] | None = None,
+        imported: Sequence[str] = (),
     ) -> None:
         self.world_size = world_size
+        self._imported = tuple(imported)
         self._backend = backend
         self._environment = dict(environment or {})
         self._processes: list[ForkServerProcess] = []
@@ -90,7 +94,7 @@ class RankPool:
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
         # torch is imported once, in the server; a rank is then a fork of it.
-        context.set_forkserver_preload(["torch", "torch.distributed"])
+        context.set_forkserver_preload(["torch", "torch.distributed", *self._imported])
         port = _free_port()
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()

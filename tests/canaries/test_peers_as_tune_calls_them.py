@@ -60,7 +60,9 @@ def test_a_live_tune_run_is_given_the_same_points(local_ray: None, tmp_path: Pat
     results = tune.Tuner(
         train,
         tune_config=tune.TuneConfig(
-            search_alg=ConcurrencyLimiter(live, max_concurrent=1), num_samples=NUM_TRIALS
+            search_alg=ConcurrencyLimiter(live, max_concurrent=1),
+            num_samples=NUM_TRIALS,
+            reuse_actors=True,  # the searcher is asked alike, without a process for each trial
         ),
         run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
     ).fit()

@@ -69,20 +69,6 @@ def decoders(life: SweepProcess) -> list[int]:
     return [pid for pid in pids if "lf_ray.data.frames.child" in describe(pid)]
 
 
-def test_a_killed_decoding_process_is_replaced_and_told(
-    lives: list[SweepProcess], tmp_path: Path, robot_set: Path
-) -> None:
-    life = data_sweep(lives, tmp_path, robot_set)
-    assert life.until(lambda: bool(decoders(life))), life.tail()
-    os.kill(decoders(life)[0], signal.SIGKILL)
-    assert life.wait() == 0, life.tail()
-    assert life.left() == []
-    kept = records(life)
-    assert {record.outcome.kind for record in kept} == {OutcomeKind.COMPLETED}
-    told = [record.outcome.reason for record in kept]
-    assert any("rank 0: a decoding process died once and was replaced" in text for text in told)
-
-
 def test_a_broken_video_ends_the_sweep_with_frame_file_and_rank(
     lives: list[SweepProcess], tmp_path: Path, broken_set: Path
 ) -> None:
@@ -98,13 +84,18 @@ def test_a_broken_video_ends_the_sweep_with_frame_file_and_rank(
     assert "report.html" in life.tail()
 
 
-def test_a_broken_video_is_left_out_and_counted_on_request(
+def test_a_killed_decoding_process_is_replaced_and_a_broken_video_left_out_on_request(
     lives: list[SweepProcess], tmp_path: Path, broken_set: Path
 ) -> None:
+    """One sweep gets over both, and says so of each."""
     life = data_sweep(lives, tmp_path, broken_set, "data.skip_corrupt=true")
+    assert life.until(lambda: bool(decoders(life))), life.tail()
+    os.kill(decoders(life)[0], signal.SIGKILL)
     assert life.wait() == 0, life.tail()
     assert life.left() == []
     kept = records(life)
     assert {record.outcome.kind for record in kept} == {OutcomeKind.COMPLETED}
+    told = [record.outcome.reason for record in kept]
+    assert any("rank 0: a decoding process died once and was replaced" in text for text in told)
     assert kept[0].metrics["samples_skipped"] > 0
     assert any(Path(BROKEN).name in text for text in kept[0].bad_frames)

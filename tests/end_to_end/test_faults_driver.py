@@ -82,8 +82,10 @@ def left_after(mark: str, within_s: float) -> list[str]:
     return [describe(pid) for pid in pids]
 
 
+@pytest.mark.night
 @pytest.mark.parametrize("how", ["idle", "busy"])
 def test_a_killed_driver_leaves_nothing(tmp_path: Path, how: str) -> None:
+    """And soon; that it leaves nothing is seen of each of the ten in `test_faults_resume`."""
     with driver(tmp_path, how) as (process, mark):
         assert len(marked_processes(SWEEP_MARK, mark)) > 4
         process.kill()

@@ -30,8 +30,9 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 ONE_SECOND = Budget(min_steps=100, max_steps=100, max_s=100.0, target_frac=1e-9)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def nodes() -> Iterator[Cluster]:
+    """Three nodes for all tests; the one that loses a node comes last."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     for _ in range(2):
         cluster.add_node(num_cpus=2)
@@ -63,6 +64,16 @@ def swept(groups: Groups, folder: Path, num_trials: int) -> list[TrialRecord]:
     return sorted(records, key=lambda item: item.clock_s["first_step"])
 
 
+def test_no_cluster_at_the_address_is_said_so(tmp_path: Path) -> None:
+    config = cpu_workers()
+    config.cluster.kind, config.cluster.address = "ray", "127.0.0.1:1"
+    with (
+        pytest.raises(MachineError, match=r"joining Ray at 127\.0\.0\.1:1"),
+        open_groups(config, tmp_path, FakeFactory()),
+    ):
+        pass
+
+
 def test_groups_run_side_by_side_and_alone_on_their_node(nodes: Cluster, tmp_path: Path) -> None:
     with open_groups(joining(nodes), tmp_path, FakeFactory()) as groups:
         assert groups.num_groups == 2
@@ -85,6 +96,16 @@ def test_groups_run_side_by_side_and_alone_on_their_node(nodes: Cluster, tmp_pat
     assert groups.left_over == []
 
 
+def test_a_cluster_without_room_is_refused(nodes: Cluster, tmp_path: Path) -> None:
+    config = joining(nodes)
+    config.cluster.workers = 8
+    with (
+        pytest.raises(MachineError, match="a node must offer CPU 8"),
+        open_groups(config, tmp_path, FakeFactory()),
+    ):
+        pass
+
+
 def test_a_lost_node_s_trial_is_run_by_another_group(nodes: Cluster, tmp_path: Path) -> None:
     with open_groups(joining(nodes), tmp_path, FakeFactory()) as groups:
         swept(groups, tmp_path / "warm", 2)
@@ -101,23 +122,3 @@ def test_a_lost_node_s_trial_is_run_by_another_group(nodes: Cluster, tmp_path: P
     assert len({item.request.id for item in records}) == 10
     after = [item.outcome.effective["node"] for item in records[-3:]]
     assert len(set(after)) == 1
-
-
-def test_a_cluster_without_room_is_refused(nodes: Cluster, tmp_path: Path) -> None:
-    config = joining(nodes)
-    config.cluster.workers = 8
-    with (
-        pytest.raises(MachineError, match="a node must offer CPU 8"),
-        open_groups(config, tmp_path, FakeFactory()),
-    ):
-        pass
-
-
-def test_no_cluster_at_the_address_is_said_so(tmp_path: Path) -> None:
-    config = cpu_workers()
-    config.cluster.kind, config.cluster.address = "ray", "127.0.0.1:1"
-    with (
-        pytest.raises(MachineError, match=r"joining Ray at 127\.0\.0\.1:1"),
-        open_groups(config, tmp_path, FakeFactory()),
-    ):
-        pass
