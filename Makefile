@@ -8,9 +8,12 @@ ARGS ?=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 # Compiled files are kept, which some containers turn off: tests start many interpreters.
 export PYTHONDONTWRITEBYTECODE :=
-# A file stays on one of two processes; the long ones, with workers of their own, begin.
-FAST := $(PYTEST) -m "not gpu and not slow"
+# Three processes for two cores, since many tests wait for theirs; a file stays in one, and the
+# long ones, with workers of their own, begin. Rewriting asserts, so that they say what they got,
+# takes each process 10 s: that is for what failed.
+SPREAD := --dist loadfile --no-loadscope-reorder
 PLACES := tests/end_to_end tests/ranks tests/canaries tests/unit
+FAST := $(PYTEST) -m "not gpu and not slow"
 SLOW := $(PYTEST) -m "slow and not gpu and not night" --timeout=600
 # Real processes on a shared machine: what failed gets one second chance, alone, and stays in view.
 AGAIN := --last-failed --last-failed-no-failures none
@@ -24,10 +27,10 @@ test: style
 	$(MAKE) --no-print-directory -j2 types fast
 
 fast: .venv/dev
-	$(FAST) -n 2 --dist loadfile --no-loadscope-reorder $(PLACES) || $(FAST) $(AGAIN)
+	$(FAST) -n 3 $(SPREAD) --assert=plain $(PLACES) || $(FAST) $(AGAIN)
 
 test-full: .venv/dev
-	$(SLOW) || $(SLOW) $(AGAIN)
+	$(SLOW) -n 2 $(SPREAD) $(PLACES) || $(SLOW) $(AGAIN)
 
 test-night: .venv/dev
 	$(PYTEST) -m "night and not gpu" --timeout=1500

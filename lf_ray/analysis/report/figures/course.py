@@ -70,16 +70,18 @@ def timeline_figure(answer: Answer) -> str:
     def draw(figure: Any) -> None:
         top, bottom = figure.subplots(2, 1, height_ratios=(1, 1.6))
         _ledger_bar(top, answer)
-        before_s = min(span.start_s for span in spans)
-        bottom.barh(0, before_s, left=0, height=0.8, color=_CLASSES["start-up"], lw=0)
+        # One collection: a patch for each part of each visit takes longer than all else here.
+        bars = [(0.0, min(span.start_s for span in spans))]
+        colors = [_CLASSES["start-up"]]
         for span in spans:
             at_s = span.start_s
             for name, length_s in span.parts_s.items():
-                color = _CLASSES[_CLASS_OF.get(name, "between")]
-                bottom.barh(0, length_s, left=at_s, height=0.8, color=color, lw=0)
+                bars.append((at_s, length_s))
+                colors.append(_CLASSES[_CLASS_OF.get(name, "between")])
                 at_s += length_s
             if span.outcome not in ("completed", "pruned"):
                 bottom.plot((span.start_s + span.end_s) / 2, 0.55, "v", color=KNEE, ms=6)
+        bottom.broken_barh(bars, (-0.4, 0.8), facecolors=colors, lw=0)
         bottom.set_yticks([])
         bottom.set_ylim(-0.6, 0.8)
         bottom.grid(visible=False)
