@@ -163,11 +163,11 @@ def test_an_unknown_profile_is_refused_with_the_names() -> None:
         SimulatedCluster("sim_4xh200")
 
 
-def test_a_thousand_trials_take_less_than_ten_seconds() -> None:
+def test_a_trial_takes_less_than_ten_milliseconds() -> None:
     cluster = SimulatedCluster("sim_8xh200")
     sizes = [float(2**power) for power in range(4, 12)]
     started_s = time.process_time()
-    for index in range(1000):
+    for index in range(0, 1000, 3):
         knobs = captured(
             cluster,
             overlap__bucket_size_mb=sizes[index % 8],
@@ -176,4 +176,4 @@ def test_a_thousand_trials_take_less_than_ten_seconds() -> None:
             pipeline__prefix=("off", "on")[index // 500],
         )
         cluster.run(request_of(knobs, f"t{index:03d}"))
-    assert time.process_time() - started_s < 10
+    assert time.process_time() - started_s < 334 * 10e-3
