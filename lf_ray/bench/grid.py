@@ -8,7 +8,8 @@ r"""`python -m lf_ray.bench grid`: every point of a grid measured on real worker
 Batch x captured or not x pipelining x bucket size x ratio; points of equal effect, and those at
 least as large as one that did not fit, cost nothing. Then the upper quarter is visited until each
 point has three visits, interleaved. Leaves outputs/grid/<id>/ like any sweep, with the traces of
-all steps in its journal. `python -m lf_ray.bench search --tables NAME` then plays searchers on it.
+all steps in its journal. --freeze makes one table of several, or of an earlier table and a later
+journal. `python -m lf_ray.bench search --tables NAME` then plays searchers on it.
 """
 
 import argparse

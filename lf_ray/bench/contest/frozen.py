@@ -69,7 +69,7 @@ def freeze(paths: Sequence[Path], target: Path) -> int:
     """Writes journals as one table and returns its size in bytes.
 
     A point that several journals measured has all its visits; the first journal's settings and
-    baseline are the table's.
+    baseline are the table's. Tables can be among `paths`, so that one grows by a later journal.
 
     Raises:
         RecordError: a journal can't be read or was made with another model, memory limit or number
@@ -82,7 +82,9 @@ def freeze(paths: Sequence[Path], target: Path) -> int:
     for history in histories:
         merged.add(history)
     header = dict(histories[0].events[0].data)
-    header["made_of"] = [_origin(path, history) for path, history in zip(paths, histories)]
+    header["made_of"] = [
+        origin for path, history in zip(paths, histories) for origin in _origins(path, history)
+    ]
     lines = [_line("sweep", histories[0].header.wall_s, header)]
     for record in merged.records:
         wall_s = record.clock_s.get("finished", 0.0)
@@ -151,17 +153,23 @@ class _Merged:
         self._is_first = False
 
 
-def _origin(path: Path, history: SweepHistory) -> dict[str, Any]:
+def _origins(path: Path, history: SweepHistory) -> list[dict[str, Any]]:
+    """Returns where a journal comes from; a table that grows by more journals keeps its own."""
     header = history.header
-    return {
-        "sweep": header.id,
-        "began_wall_s": header.wall_s,
-        "machine": header.machine.get("label", ""),
-        "driver": header.machine.get("driver", ""),
-        "versions": dict(header.versions),
-        "num_records": len(history.records),
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-    }
+    known: list[dict[str, Any]] | None = history.events[0].data.get("made_of")
+    if known is not None:
+        return known
+    return [
+        {
+            "sweep": header.id,
+            "began_wall_s": header.wall_s,
+            "machine": header.machine.get("label", ""),
+            "driver": header.machine.get("driver", ""),
+            "versions": dict(header.versions),
+            "num_records": len(history.records),
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+    ]
 
 
 def _refuse_other(first: SweepHistory, other: SweepHistory) -> None:

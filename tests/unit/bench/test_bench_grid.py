@@ -188,6 +188,13 @@ def test_only_the_first_journal_s_baseline_is_the_table_s(journal: Path, tmp_pat
     table = read_table(target).records
     assert [r.request.knobs for r in table if r.request.purpose is Purpose.BASELINE] == [own]
     assert any(record.request.knobs == others for record in table)
+    # A table grows by a later journal and still names all that it was made of.
+    grown = tmp_path / "grown.jsonl.gz"
+    freeze([journal], grown)
+    freeze([grown, other], grown)
+    assert read_table(grown).records == table
+    made_of = [read_table(path).events[0].data["made_of"] for path in (grown, target)]
+    assert made_of[0] == made_of[1]
 
 
 def test_journals_of_other_models_are_not_merged(journal: Path, tmp_path: Path) -> None:
