@@ -21,6 +21,7 @@ from typing import Any
 
 import ray
 from ray.util import placement_group_table
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from lf_ray.errors import MachineError, four_parts
 from lf_ray.settings import SweepConfig
@@ -327,7 +328,8 @@ def stop_cluster(cluster: Cluster) -> list[str]:
     groups: list[str] = []
     gone = cluster.gone()
     if ray.is_initialized() and not gone:  # it would wait for those that can't answer
-        # In a Ray of our own they end with it; a joined one would keep them.
+        # In a Ray of our own they end with it; in a joined one those of a lost node's owner may
+        # still be there, and wait for a node that holds them.
         groups = [] if cluster.ours else _placement_groups_after(cluster, _STOP_S)
         ray.shutdown()
     quiet(None)
@@ -341,6 +343,9 @@ def stop_cluster(cluster: Cluster) -> list[str]:
 
 
 def _placement_groups_after(cluster: Cluster, within_s: float) -> list[str]:
+    """Removes what the sweep still holds; returns what is there all the same after `within_s`."""
+    for name in placement_groups(cluster):
+        remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(name))))
     ends_s = time.monotonic() + within_s
     while (groups := placement_groups(cluster)) and time.monotonic() < ends_s:
         time.sleep(0.1)

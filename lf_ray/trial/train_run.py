@@ -4,21 +4,24 @@ The only file with ray.train, imported where a run is begun and in its workers: 
 free of it. Nothing here needs torch, so neither a group's owner nor Train's controller imports it.
 
 As it comes, Train starts four helper actors beside the workers: for data sets that are not given,
-to ask an autoscaler for nodes that must be there already, to give back placement groups that end
-with their controller anyway, and for checkpoints. Without the first three a start takes a third
-less of a core's time (docs/log.md), and a lost group is back sooner. There is no setting for them;
-tests/canaries/test_train_seams.py guards the names.
+to ask an autoscaler for nodes that must be there already, to give back placement groups that
+outlive their controller, and for checkpoints. The first three are left out, and who begins a run
+is told of its placement group instead: a fifth less of a core's time a start (docs/log.md), and a
+lost group is back sooner. There is no setting for them; tests/canaries/test_train_seams.py guards
+the names.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray.train
 from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+from ray.util.placement_group import PlacementGroup
 
 UNUSED_CALLBACKS = ("DatasetsCallback", "PlacementGroupCleanerCallback")
 
@@ -58,17 +61,41 @@ class _NodesAreThere(FixedScalingPolicy):  # type: ignore[misc]
         """Asks nobody again."""
 
 
+class _TellsPlacement(WorkerGroupCallback):  # type: ignore[misc]
+    """Tells of the placement group that the workers were started in."""
+
+    def __init__(self, tell: Callable[[PlacementGroup], None]) -> None:
+        self._tell = tell
+
+    def after_worker_group_start(self, worker_group: Any) -> None:
+        """Tells, in the controller."""
+        self._tell(worker_group.get_worker_group_state().placement_group_handle.placement_group)
+
+
 class GroupTrainer(DataParallelTrainer):  # type: ignore[misc]
-    """A trainer whose controller starts the workers and little else."""
+    """A trainer whose controller starts the workers and little else.
+
+    Args:
+        tell_placement: picklable; called in the controller.
+        parts: as for any trainer of Ray Train.
+    """
+
+    def __init__(
+        self, *parts: Any, tell_placement: Callable[[PlacementGroup], None], **named: Any
+    ) -> None:
+        super().__init__(*parts, **named)
+        self._tells = _TellsPlacement(tell_placement)
 
     def _initialize_and_run_controller(self, **parts: Any) -> Any:
-        return super()._initialize_and_run_controller(**lean(parts, self.scaling_config))
+        used = [*used_callbacks(parts["callbacks"]), self._tells]
+        policy = _NodesAreThere(self.scaling_config)
+        parts |= {"callbacks": used, "scaling_policy": policy}
+        return super()._initialize_and_run_controller(**parts)
 
 
-def lean(parts: Mapping[str, Any], scaling: ScalingConfig) -> dict[str, Any]:
-    """Returns a controller's parts without those that a group has no use for."""
-    used = [item for item in parts["callbacks"] if type(item).__name__ not in UNUSED_CALLBACKS]
-    return {**parts, "callbacks": used, "scaling_policy": _NodesAreThere(scaling)}
+def used_callbacks(given: Sequence[Any]) -> list[Any]:
+    """Returns a controller's callbacks without those that a group has no use for."""
+    return [item for item in given if type(item).__name__ not in UNUSED_CALLBACKS]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,14 +118,21 @@ class Run:
 
 
 def group_trainer(
-    run: Run, serve_rank: Callable[[dict[str, Any]], None], loop_config: dict[str, Any]
+    run: Run,
+    serve_rank: Callable[[dict[str, Any]], None],
+    loop_config: dict[str, Any],
+    tell_placement: Callable[[PlacementGroup], None],
 ) -> GroupTrainer:
-    """Returns a trainer that calls `serve_rank` with `loop_config` once on each worker."""
+    """Returns a trainer that calls `serve_rank` with `loop_config` once on each worker.
+
+    `tell_placement` is told of the placement group, which outlives a controller that is killed.
+    """
     gpu = {"GPU": 1} if run.use_gpu else {}
     on_node = {"label_selector": {"ray.io/node-id": run.node}} if run.node else {}
     return GroupTrainer(
         serve_rank,
         train_loop_config=loop_config,
+        tell_placement=tell_placement,
         scaling_config=ScalingConfig(
             num_workers=run.num_workers,
             use_gpu=run.use_gpu,

@@ -10,10 +10,12 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from lf_ray.clock import SystemClock
@@ -195,6 +197,8 @@ def serve_rank(loop_config: dict[str, Any]) -> None:
     )
     from lf_ray.trial.ranks.probe import probe_group
 
+    # A rank that is late for the meeting is still in the phase before it.
+    link.tell("phase", {"phase": "meeting", "limit_s": plan.serve.start_s})
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here.local_size))
     if plan.on_gpu:
         torch.cuda.set_device(here.local_rank)
@@ -246,6 +250,7 @@ class RayLauncher:
         self.node = ray.get_runtime_context().get_node_id()
         self._mark = uuid.uuid4().hex
         self._ended: dict[int, TrialOutcome] = {}
+        self._placements: dict[int, PlacementGroup] = {}
 
     @property
     def num_ranks(self) -> int:
@@ -264,7 +269,18 @@ class RayLauncher:
             outcome = lost("worker_lost", "the workers have left")
         except Exception as error:
             outcome = _outcome_of(error)
+        self._give_back(incarnation)
         self._ended[incarnation] = outcome
+
+    def placed(self, incarnation: int, placement: PlacementGroup) -> None:
+        """Takes note of where a run's workers are."""
+        self._placements[incarnation] = placement
+
+    def _give_back(self, incarnation: int) -> None:
+        """Frees what a run holds: it would outlive a controller that was killed."""
+        placement = self._placements.pop(incarnation, None)
+        if placement is not None:
+            remove_placement_group(placement)
 
     def _trainer(self, incarnation: int, knobs: dict[str, Any]) -> Any:
         from lf_ray.trial.train_run import Run, group_trainer
@@ -294,7 +310,8 @@ class RayLauncher:
             "knobs": knobs,
             "environment": environment,
         }
-        return group_trainer(run, serve_rank, loop_config)
+        tell_placement = partial(_tell_placement, owner, incarnation)
+        return group_trainer(run, serve_rank, loop_config, tell_placement)
 
     def _mark_of(self, incarnation: int) -> str:
         return f"{self._mark}-{incarnation}"
@@ -313,6 +330,11 @@ class RayLauncher:
         for member in members.values():
             if member["node"] != self.node:
                 ray.kill(member["actor"])
+        self._give_back(incarnation)
+
+
+def _tell_placement(owner: Any, incarnation: int, placement: PlacementGroup) -> None:
+    owner.placed.remote(incarnation, placement)
 
 
 def _outcome_of(error: Exception) -> TrialOutcome:
@@ -337,6 +359,11 @@ class GroupActor(GroupOwner):
         launcher = RayLauncher(plan)
         super().__init__(launcher, SystemClock(), policy=plan.policy, start_s=plan.serve.start_s)
         launcher.owner = ray.get_runtime_context().current_actor
+        self._ray_launcher = launcher
+
+    async def placed(self, incarnation: int, placement: PlacementGroup) -> None:
+        """Hears from a run's controller where its workers are."""
+        self._ray_launcher.placed(incarnation, placement)
 
 
 def start_owner(plan: GroupPlan) -> Any:

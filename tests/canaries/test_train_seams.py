@@ -7,11 +7,20 @@ import warnings
 from dataclasses import fields
 from pathlib import Path
 
+from ray.train.v2._internal.callbacks.placement_group_callback import (
+    PlacementGroupCleanerCallback,
+)
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy, ScalingPolicy
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from lf_ray.trial.train_run import UNUSED_CALLBACKS, GroupTrainer, Run, group_trainer, lean
+from lf_ray.trial.train_run import (
+    UNUSED_CALLBACKS,
+    GroupTrainer,
+    Run,
+    group_trainer,
+    used_callbacks,
+)
 
 
 def _trainer(folder: Path) -> GroupTrainer:
@@ -22,20 +31,25 @@ def _trainer(folder: Path) -> GroupTrainer:
         use_gpu=False,
         environment={"OMP_NUM_THREADS": "1"},
     )
-    return group_trainer(run, lambda settings: None, {})
+    return group_trainer(run, lambda settings: None, {}, lambda placement: None)
 
 
 def test_callbacks_that_start_helpers_are_left_out(tmp_path: Path) -> None:
-    """A name that Train changed would bring its helper back, and ten seconds to each start."""
+    """A name that Train changed would bring its helper back, and four CPU seconds a start."""
     trainer = _trainer(tmp_path)
     with warnings.catch_warnings(action="ignore"):  # Ray Data complains of itself
         given = trainer._create_default_callbacks()
     names = [type(item).__name__ for item in given]
     assert set(UNUSED_CALLBACKS) < set(names)
-    kept = lean({"callbacks": given, "other": 1}, trainer.scaling_config)
-    left = [type(item).__name__ for item in kept["callbacks"]]
+    left = [type(item).__name__ for item in used_callbacks(given)]
     assert left == [name for name in names if name not in UNUSED_CALLBACKS]
-    assert kept["other"] == 1
+
+
+def test_train_tells_of_its_placement_group_as_its_own_cleaner_hears_of_it() -> None:
+    """Else one whose controller was killed keeps its GPUs from the group that replaces it."""
+    source = inspect.getsource(PlacementGroupCleanerCallback.after_worker_group_start)
+    assert "worker_group.get_worker_group_state()" in source
+    assert "placement_group_handle.placement_group" in source
 
 
 def test_the_controller_is_handed_the_parts_that_we_replace() -> None:

@@ -1,20 +1,24 @@
 """The contract of a worker group, kept by Ray's real workers."""
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 
 import psutil
 import pytest
 
+from lf_ray.protocol import OutcomeKind
 from lf_ray.testing.group_contract import (
     LostWorkerContract,
     ReplacedContract,
     WarmContract,
+    incarnation,
     submitted,
 )
 from lf_ray.testing.ray_groups import RayGroup
-from lf_ray.trial.cluster import SWEEP_MARK
-from lf_ray.trial.faults.leftovers import marked_processes
+from lf_ray.trial.cluster import SWEEP_MARK, placement_groups
+from lf_ray.trial.faults.leftovers import describe, marked_processes
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -49,6 +53,22 @@ class TestReplacedWorkers:
 @pytest.mark.night
 class TestReplacedWorkersInAllWays(ReplacedContract):
     pass
+
+
+@pytest.mark.slow
+def test_a_killed_controller_leaves_nothing_in_the_way(group: RayGroup) -> None:
+    """Its placement group outlives it, and holds what the next workers need."""
+    before = submitted(group, "before")
+    marked = marked_processes(SWEEP_MARK, group.cluster.mark)
+    (controller,) = [pid for pid in marked if "TrainController" in describe(pid)]
+    held = placement_groups(group.cluster)
+    os.kill(controller, signal.SIGKILL)
+    after = submitted(group, "after")
+    assert after.outcome.kind is OutcomeKind.COMPLETED
+    assert incarnation(after) == incarnation(before) + 1
+    assert len(held) == 1
+    assert len(placement_groups(group.cluster)) == 1
+    assert placement_groups(group.cluster) != held
 
 
 def test_nothing_can_be_reached_from_outside(group: RayGroup) -> None:

@@ -72,19 +72,20 @@ def freeze(paths: Sequence[Path], target: Path) -> int:
     baseline are the table's. Tables can be among `paths`, so that one grows by a later journal.
 
     Raises:
-        RecordError: a journal can't be read or was made with another model, memory limit or number
-            of ranks, or the table can't be written.
+        RecordError: a journal can't be read, was made with another model, memory limit or number
+            of ranks, or is there twice, or the table can't be written.
     """
     histories = [read_table(path) for path in paths]
     for history in histories[1:]:
         _refuse_other(histories[0], history)
+    made_of = [
+        origin for path, history in zip(paths, histories) for origin in _origins(path, history)
+    ]
+    _refuse_twice([origin["sha256"] for origin in made_of], [origin["sweep"] for origin in made_of])
     merged = _Merged()
     for history in histories:
         merged.add(history)
-    header = dict(histories[0].events[0].data)
-    header["made_of"] = [
-        origin for path, history in zip(paths, histories) for origin in _origins(path, history)
-    ]
+    header = {**histories[0].events[0].data, "made_of": made_of}
     lines = [_line("sweep", histories[0].header.wall_s, header)]
     for record in merged.records:
         wall_s = record.clock_s.get("finished", 0.0)
@@ -184,6 +185,19 @@ def _refuse_other(first: SweepHistory, other: SweepHistory) -> None:
                     "Freeze them one by one.",
                 )
             )
+
+
+def _refuse_twice(digests: Sequence[str], sweeps: Sequence[str]) -> None:
+    twice = [name for name, item in zip(sweeps, digests) if digests.count(item) > 1]
+    if twice:
+        raise RecordError(
+            four_parts(
+                "merging journals into a table",
+                "each journal is in it once, or its visits would count twice",
+                f"{twice[0]} more than once",
+                "Give each journal once, and none that a given table is made of.",
+            )
+        )
 
 
 def _line(kind: str, wall_s: float, data: dict[str, Any]) -> str:

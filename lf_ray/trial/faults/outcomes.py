@@ -36,6 +36,9 @@ _PEER_TEXTS = (
     "remote process exited",
     "timed out waiting",
     "connection refused",
+    # Of torch's store, where the rank that holds it has ended.
+    "connection was likely closed",
+    "while trying to connect",
 )
 _HANG_TEXTS = ("collective operation timeout", "watchdog got stuck")
 _INFEASIBLE = frozenset({"oom", "host_memory", "machine", "settings"})

@@ -195,6 +195,8 @@ def test_only_the_first_journal_s_baseline_is_the_table_s(journal: Path, tmp_pat
     assert read_table(grown).records == table
     made_of = [read_table(path).events[0].data["made_of"] for path in (grown, target)]
     assert made_of[0] == made_of[1]
+    with pytest.raises(RecordError, match="g1 more than once"):
+        freeze([grown, other], grown)
 
 
 def test_journals_of_other_models_are_not_merged(journal: Path, tmp_path: Path) -> None:
