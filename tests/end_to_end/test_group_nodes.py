@@ -122,3 +122,4 @@ def test_a_lost_node_s_trial_is_run_by_another_group(nodes: Cluster, tmp_path: P
     assert len({item.request.id for item in records}) == 10
     after = [item.outcome.effective["node"] for item in records[-3:]]
     assert len(set(after)) == 1
+    assert [text for text in groups.left_over if "placement group" in text] == []

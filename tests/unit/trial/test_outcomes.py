@@ -52,6 +52,10 @@ def sample(rank: int, step: int, loss: float = 1.0, grad_norm: float = 1.0) -> S
         (RuntimeError("Connection closed by peer [127.0.0.1]:1"), "peer_lost"),
         (RuntimeError("NCCL communicator was aborted on rank 1"), "peer_lost"),
         (
+            RuntimeError("Failed to recv, got 0 bytes. Connection was likely closed. Did the"),
+            "peer_lost",
+        ),
+        (
             RuntimeError("ncclRemoteError: remote process exited or there was a network error"),
             "peer_lost",
         ),
