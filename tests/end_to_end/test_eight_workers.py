@@ -46,8 +46,8 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayGroup]:
 
 
 def evidence(what: str, before: TrialRecord, after: TrialRecord) -> None:
-    """Says how long the next valid measurement took to begin, from the last step before."""
-    seconds = after.clock_s["first_step"] - before.clock_s["last_step"]
+    """Says how long the next valid measurement took to begin, from the end of the trial before."""
+    seconds = after.clock_s["first_step"] - before.clock_s["finished"]
     line = {"what": what, "n": 1, "workers": NUM_WORKERS, "to_next_step_s": round(seconds, 2)}
     sys.stdout.write(json.dumps(line) + "\n")
 
