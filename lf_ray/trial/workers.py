@@ -269,18 +269,23 @@ class RayLauncher:
             outcome = lost("worker_lost", "the workers have left")
         except Exception as error:
             outcome = _outcome_of(error)
-        self._give_back(incarnation)
         self._ended[incarnation] = outcome
+        self._give_back(incarnation)
 
     def placed(self, incarnation: int, placement: PlacementGroup) -> None:
         """Takes note of where a run's workers are."""
         self._placements[incarnation] = placement
 
     def _give_back(self, incarnation: int) -> None:
-        """Frees what a run holds: it would outlive a controller that was killed."""
+        """Frees what a run holds: it would outlive a controller that was killed.
+
+        Not waited for, since Ray itself may be gone.
+        """
         placement = self._placements.pop(incarnation, None)
         if placement is not None:
-            remove_placement_group(placement)
+            threading.Thread(
+                target=remove_placement_group, args=(placement,), name="give-back", daemon=True
+            ).start()
 
     def _trainer(self, incarnation: int, knobs: dict[str, Any]) -> Any:
         from lf_ray.trial.train_run import Run, group_trainer
