@@ -47,6 +47,7 @@ class TestReplacedWorkers:
     test_late_out_of_memory = ReplacedContract.test_late_out_of_memory
     test_a_stopped_worker_is_a_hang = ReplacedContract.test_a_stopped_worker_is_a_hang
     test_a_restart_knob = ReplacedContract.test_a_restart_knob
+    test_an_error_that_passes = ReplacedContract.test_an_error_that_passes
 
 
 @pytest.mark.slow
