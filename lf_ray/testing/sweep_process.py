@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lf_ray.testing.ray_sweep import NAME
-from lf_ray.trial.faults.leftovers import describe, marked_processes
+from lf_ray.trial.faults.leftovers import Kin, describe
 
 MARK = "LF_RAY_TEST"
 
@@ -34,7 +34,7 @@ class SweepProcess:
         sessions: Mapping[str, Any] | None = None,
         program: list[str] | None = None,
     ) -> None:
-        self.folder, self.mark = folder, uuid.uuid4().hex
+        self.folder, self.kin = folder, Kin(MARK, uuid.uuid4().hex)
         self.said = folder / "said.txt"
         folder.mkdir(parents=True, exist_ok=True)
         fake = ["-m", "lf_ray.testing.ray_sweep", json.dumps(dict(sessions or {}))]
@@ -45,7 +45,7 @@ class SweepProcess:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", MARK: self.mark},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", MARK: self.kin.value},
             )
 
     @property
@@ -80,34 +80,35 @@ class SweepProcess:
 
     def wait(self, within_s: float = 400.0) -> int:
         """Returns the exit code."""
+        self.kin.pids()
         return self.process.wait(within_s)
 
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to the process alone."""
+        self.kin.pids()  # while the leaders of its sessions run
         self.process.send_signal(number)
 
     def send_to_all(self, number: signal.Signals) -> None:
         """Sends a signal to every process of the sweep, as a container's end does."""
-        for pid in marked_processes(MARK, self.mark):
+        for pid in self.kin.pids():
             os.kill(pid, number)
 
     def kill_program(self, name: str) -> None:
         """Kills the sweep's processes that run a program."""
-        for pid in marked_processes(MARK, self.mark):
+        for pid in self.kin.pids():
             if describe(pid).split()[1] == name:
                 os.kill(pid, signal.SIGKILL)
 
     def left(self, within_s: float = 30.0) -> list[str]:
         """Returns the sweep's processes that are there after so many seconds."""
         ends_s = time.monotonic() + within_s
-        while (pids := marked_processes(MARK, self.mark)) and time.monotonic() < ends_s:
+        while (pids := self.kin.pids()) and time.monotonic() < ends_s:
             time.sleep(0.1)
         return [describe(pid) for pid in pids]
 
     def end(self) -> None:
         """Ends whatever is still there, as a test's last resort."""
-        for pid in marked_processes(MARK, self.mark):
-            os.kill(pid, signal.SIGKILL)
+        self.kin.end()
         self.process.wait(30)
 
     def tail(self) -> str:

@@ -26,12 +26,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from lf_ray.errors import MachineError, four_parts
 from lf_ray.settings import SweepConfig
 from lf_ray.trial.faults.keeper import Keeper, start_keeper
-from lf_ray.trial.faults.leftovers import (
-    describe,
-    end_marked,
-    marked_processes,
-    process_state,
-)
+from lf_ray.trial.faults.leftovers import Kin, describe, process_state
 
 NAMESPACE = "lf_ray"
 SWEEP_MARK = "LF_RAY_SWEEP"
@@ -80,7 +75,7 @@ class Cluster:
     """A running Ray that a sweep may use.
 
     Attributes:
-        mark: tells this sweep's processes from all others; every one of them inherits it.
+        kin: this sweep's processes, by a mark that every one of them inherits.
         ours: it was started here and ends with the sweep.
         job: Ray's id of this driver, which ends the ids of all it makes.
         keeper: ends the processes of a Ray of our own should this driver be killed.
@@ -88,7 +83,7 @@ class Cluster:
         environment: what the variables were before.
     """
 
-    mark: str
+    kin: Kin
     ours: bool
     job: str
     keeper: Keeper | None = None
@@ -111,16 +106,16 @@ def start_cluster(config: SweepConfig, folder: Path | None = None) -> Cluster:
     Raises:
         MachineError: Ray does not start, or there is none at the address.
     """
-    mark = uuid.uuid4().hex
+    kin = Kin(SWEEP_MARK, uuid.uuid4().hex)
     address = config.cluster.address if config.cluster.kind == "ray" else None
     local = {} if address else {**LOCAL_ENVIRONMENT, _GLOO: os.environ.get(_GLOO, "lo")}
-    environment = {**RAY_ENVIRONMENT, **local, SWEEP_MARK: mark}
+    environment = {**RAY_ENVIRONMENT, **local, kin.name: kin.value}
     before = set_environment(environment)
     quiet(folder)
     handlers = _signal_handlers()
-    keeper = None if address else start_keeper(SWEEP_MARK, mark, os.environ)
+    keeper = None if address else start_keeper(kin.name, kin.value, os.environ)
     try:
-        _init(config, address, environment)
+        _init(config, address, environment, kin)
     # Ray says that its parts are late with a plain Exception.
     except Exception as error:
         set_environment(before)
@@ -135,12 +130,15 @@ def start_cluster(config: SweepConfig, folder: Path | None = None) -> Cluster:
             )
         ) from error
     _give_back(handlers)
+    kin.pids()
+    if keeper:
+        keeper.look()
     return Cluster(
-        mark=mark,
+        kin=kin,
         ours=address is None,
         job=ray.get_runtime_context().get_job_id(),
         keeper=keeper,
-        core={} if address else core_processes(mark),
+        core={} if address else core_processes(kin),
         environment=before,
     )
 
@@ -158,7 +156,9 @@ def _give_back(handlers: Mapping[int, Any]) -> None:
             signal.signal(number, handler)
 
 
-def _init(config: SweepConfig, address: str | None, environment: Mapping[str, str]) -> None:
+def _init(
+    config: SweepConfig, address: str | None, environment: Mapping[str, str], kin: Kin
+) -> None:
     common: dict[str, Any] = {
         "namespace": NAMESPACE,
         "log_to_driver": False,
@@ -178,7 +178,7 @@ def _init(config: SweepConfig, address: str | None, environment: Mapping[str, st
                 ray.init("local", include_dashboard=False, **cluster_size(config), **common)
         except Exception as error:
             ray.shutdown()
-            end_marked(SWEEP_MARK, environment[SWEEP_MARK])
+            kin.end()
             if not tries_left or "timed out" not in str(error):
                 raise
             # Its handles of the processes that were just ended would complain of them later.
@@ -228,9 +228,9 @@ def _knock(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
 
 
-def core_processes(mark: str) -> dict[str, int]:
+def core_processes(kin: Kin) -> dict[str, int]:
     """Returns the pids of the control process and the node's agent of a marked Ray, by name."""
-    programs = {pid: describe(pid).split()[1] for pid in marked_processes(SWEEP_MARK, mark)}
+    programs = {pid: describe(pid).split()[1] for pid in kin.pids()}
     named = {Path(program).name: pid for pid, program in programs.items()}
     return {name: named[name] for name in _CORE if name in named}
 
@@ -336,7 +336,7 @@ def stop_cluster(cluster: Cluster) -> list[str]:
     set_environment(cluster.environment)
     left = leftovers(cluster, within_s=0.0 if gone else _STOP_S)
     if left:
-        end_marked(SWEEP_MARK, cluster.mark)
+        cluster.kin.end()
     if cluster.keeper:
         cluster.keeper.release(_STOP_S)
     return [*left, *(f"placement group {name}" for name in groups)]
@@ -359,7 +359,7 @@ def leftovers(cluster: Cluster, within_s: float = 0.0) -> list[str]:
     """
     ends_s = time.monotonic() + within_s
     while True:
-        pids = [p for p in marked_processes(SWEEP_MARK, cluster.mark) if p != os.getpid()]
+        pids = [pid for pid in cluster.kin.pids() if pid != os.getpid()]
         if not pids or time.monotonic() >= ends_s:
             return list(map(describe, pids))
         time.sleep(0.1)

@@ -25,7 +25,7 @@ from lf_ray.loongforge.start_check import Checkout
 from lf_ray.protocol import Knobs, TrialOutcome
 from lf_ray.settings import SweepConfig, with_knobs
 from lf_ray.trial.environment import check_environment, worker_environment
-from lf_ray.trial.faults.leftovers import end_marked, process_state
+from lf_ray.trial.faults.leftovers import Kin, process_state
 from lf_ray.trial.faults.outcomes import PEER_LOST, error_kind, lost
 from lf_ray.trial.group import Policy
 from lf_ray.trial.owner import GroupOwner
@@ -331,7 +331,7 @@ class RayLauncher:
 
     def kill(self, incarnation: int, members: Mapping[int, Mapping[str, Any]]) -> None:
         """Ends all workers of the run and their children."""
-        end_marked(GROUP_MARK, self._mark_of(incarnation))
+        Kin(GROUP_MARK, self._mark_of(incarnation)).end()
         for member in members.values():
             if member["node"] != self.node:
                 ray.kill(member["actor"])

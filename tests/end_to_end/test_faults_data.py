@@ -14,8 +14,8 @@ from lf_ray.data.sample_set import SampleSetShape, render_sample_set
 from lf_ray.data.video import VideoReader, write_video
 from lf_ray.protocol import OutcomeKind, TrialRecord
 from lf_ray.record.history import read_journal
-from lf_ray.testing.sweep_process import MARK, SweepProcess
-from lf_ray.trial.faults.leftovers import describe, marked_processes
+from lf_ray.testing.sweep_process import SweepProcess
+from lf_ray.trial.faults.leftovers import describe
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
@@ -65,8 +65,7 @@ def records(life: SweepProcess) -> list[TrialRecord]:
 
 
 def decoders(life: SweepProcess) -> list[int]:
-    pids = marked_processes(MARK, life.mark)
-    return [pid for pid in pids if "lf_ray.data.frames.child" in describe(pid)]
+    return [pid for pid in life.kin.pids() if "lf_ray.data.frames.child" in describe(pid)]
 
 
 def test_a_broken_video_ends_the_sweep_with_frame_file_and_rank(

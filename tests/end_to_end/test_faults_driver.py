@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lf_ray.trial.cluster import SWEEP_MARK
-from lf_ray.trial.faults.leftovers import describe, marked_processes
+from lf_ray.trial.faults.leftovers import Kin, describe
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
@@ -38,7 +38,7 @@ cluster = start_cluster(config, folder)
 try:
     owner = start_owner(GroupPlan(config=config, folder=folder, make_session=FakeFactory()))
     ray.get(owner.submit.remote(request("t0")))
-    print(cluster.mark, flush=True)
+    print(cluster.kin.value, flush=True)
     busy = sys.argv[2] == "busy"
     budget = Budget(min_steps=10**6, max_steps=10**6, max_s=10**6, target_frac=1e-9)
     ray.get([owner.submit.remote(request("t1", budget=budget))] if busy else [], timeout=None)
@@ -51,8 +51,8 @@ finally:
 
 
 @contextmanager
-def driver(folder: Path, how: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """A driver with a group that is idle or in the middle of a trial, and its mark."""
+def driver(folder: Path, how: str) -> Iterator[tuple["subprocess.Popen[str]", Kin]]:
+    """A driver with a group that is idle or in the middle of a trial, and its kin."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(folder), how],
         stdin=subprocess.PIPE,
@@ -69,15 +69,17 @@ def driver(folder: Path, how: str) -> Iterator[tuple["subprocess.Popen[str]", st
             assert process.stdout.readline().strip() == "idle"
         else:
             time.sleep(2.0)
-        yield process, mark
+        kin = Kin(SWEEP_MARK, mark)
+        assert len(kin.pids()) > 4
+        yield process, kin
     finally:
         process.kill()
         process.communicate(timeout=20)
 
 
-def left_after(mark: str, within_s: float) -> list[str]:
+def left_after(kin: Kin, within_s: float) -> list[str]:
     ends_s = time.monotonic() + within_s
-    while (pids := marked_processes(SWEEP_MARK, mark)) and time.monotonic() < ends_s:
+    while (pids := kin.pids()) and time.monotonic() < ends_s:
         time.sleep(0.2)
     return [describe(pid) for pid in pids]
 
@@ -86,32 +88,26 @@ def left_after(mark: str, within_s: float) -> list[str]:
 @pytest.mark.parametrize("how", ["idle", "busy"])
 def test_a_killed_driver_leaves_nothing(tmp_path: Path, how: str) -> None:
     """And soon; that it leaves nothing is seen of each of the ten in `test_faults_resume`."""
-    with driver(tmp_path, how) as (process, mark):
-        assert len(marked_processes(SWEEP_MARK, mark)) > 4
+    with driver(tmp_path, how) as (process, kin):
         process.kill()
         process.wait(10)
-        assert left_after(mark, WITHIN_S) == []
+        assert left_after(kin, WITHIN_S) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_driver_told_to_end_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    with driver(tmp_path, "busy") as (process, mark):
+    with driver(tmp_path, "busy") as (process, kin):
         process.send_signal(number)
         out, _ = process.communicate(timeout=60)
         assert "left []" in out
-        assert left_after(mark, 0.0) == []
+        assert left_after(kin, 0.0) == []
 
 
 @pytest.mark.parametrize("component", ["raylet", "gcs_server"])
 def test_a_driver_whose_ray_is_killed_ends_too(tmp_path: Path, component: str) -> None:
-    with driver(tmp_path, "busy") as (process, mark):
-        pids = [
-            pid
-            for pid in marked_processes(SWEEP_MARK, mark)
-            if describe(pid).split()[1] == component
-        ]
-        assert len(pids) == 1, [describe(pid) for pid in marked_processes(SWEEP_MARK, mark)]
-        os.kill(pids[0], signal.SIGKILL)
+    with driver(tmp_path, "busy") as (process, kin):
+        (pid,) = [pid for pid in kin.pids() if describe(pid).split()[1] == component]
+        os.kill(pid, signal.SIGKILL)
         process.wait(150)
         assert process.returncode != 0
-        assert left_after(mark, WITHIN_S) == []
+        assert left_after(kin, WITHIN_S) == []

@@ -17,8 +17,8 @@ from lf_ray.testing.group_contract import (
     submitted,
 )
 from lf_ray.testing.ray_groups import RayGroup
-from lf_ray.trial.cluster import SWEEP_MARK, placement_groups
-from lf_ray.trial.faults.leftovers import describe, marked_processes
+from lf_ray.trial.cluster import placement_groups
+from lf_ray.trial.faults.leftovers import describe
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -60,8 +60,7 @@ class TestReplacedWorkersInAllWays(ReplacedContract):
 def test_a_killed_controller_leaves_nothing_in_the_way(group: RayGroup) -> None:
     """Its placement group outlives it, and holds what the next workers need."""
     before = submitted(group, "before")
-    marked = marked_processes(SWEEP_MARK, group.cluster.mark)
-    (controller,) = [pid for pid in marked if "TrainController" in describe(pid)]
+    (controller,) = [pid for pid in group.cluster.kin.pids() if "TrainController" in describe(pid)]
     held = placement_groups(group.cluster)
     os.kill(controller, signal.SIGKILL)
     after = submitted(group, "after")
@@ -75,7 +74,7 @@ def test_a_killed_controller_leaves_nothing_in_the_way(group: RayGroup) -> None:
 def test_nothing_can_be_reached_from_outside(group: RayGroup) -> None:
     submitted(group, "plain")
     outside: list[str] = []
-    for pid in marked_processes(SWEEP_MARK, group.cluster.mark):
+    for pid in group.cluster.kin.pids():
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             for item in process.net_connections("inet"):

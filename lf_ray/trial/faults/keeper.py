@@ -4,13 +4,14 @@ Ray's own agents look for their gone parent only now and then (over 40 s were se
 that is killed can end nothing any more.
 """
 
+import contextlib
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lf_ray.trial.faults.leftovers import end_marked, marked_processes
+from lf_ray.trial.faults.leftovers import Kin
 
 _GRACE_S = 2.0
 _ENDS_WITHIN_S = 30.0
@@ -22,6 +23,13 @@ class Keeper:
     """The driver's hold on its keeper: the keeper acts once this end of the pipe is gone."""
 
     process: "subprocess.Popen[bytes]"
+
+    def look(self) -> None:
+        """Has the keeper learn which sessions are the marked ones', while their leaders run."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(b"look\n")
+            self.process.stdin.flush()
 
     def release(self, within_s: float) -> bool:
         """Lets the keeper look once more and end; returns whether it did within `within_s`."""
@@ -54,15 +62,17 @@ def start_keeper(name: str, value: str, environment: Mapping[str, str]) -> Keepe
 
 
 def keep(name: str, value: str) -> None:
-    """Waits until the other end of standard input is gone, then ends what carries the mark.
+    """Looks at each line of standard input; once its other end is gone, ends the mark's kin.
 
     What can end by itself is given a moment for it.
     """
-    sys.stdin.buffer.read()
+    kin = Kin(name, value)
+    for _ in sys.stdin.buffer:
+        kin.pids()
     begins_s = time.monotonic()
-    while marked_processes(name, value) and time.monotonic() < begins_s + _ENDS_WITHIN_S:
+    while kin.pids() and time.monotonic() < begins_s + _ENDS_WITHIN_S:
         if time.monotonic() > begins_s + _GRACE_S:
-            end_marked(name, value)
+            kin.end()
         time.sleep(_LOOK_EVERY_S)
 
 
