@@ -191,7 +191,16 @@ def _run(opened: Opened, launch: Launch, make_planner: MakePlanner | None) -> in
     observers: list[Observer] = [StudyFile(opened.folder / "study.db", opened.space), sink, display]
     left_over: list[str] = []
     answer = None
-    with Interruption().armed() as interruption, display:
+    with Interruption().armed() as interruption, ExitStack() as screen:
+        screen.enter_context(display)
+
+        def end_now(stop: Stop) -> None:
+            """Ends the sweep beside a thread that Ray holds; the keeper ends what Ray left."""
+            said = _answer(opened, sink)
+            screen.close()
+            _print_end(opened, stop, said, sink, left_over)
+            interruption.end_process(stop.exit_code or said.exit_code)
+
         if is_simulated(config):
             stop = _simulate(opened, observers, make_planner)
         else:
@@ -205,6 +214,7 @@ def _run(opened: Opened, launch: Launch, make_planner: MakePlanner | None) -> in
                     resources=groups.resources,
                     interruption=interruption,
                     gone=groups.gone,
+                    when_stuck=end_now,
                 )
                 if stop.exit_code == INTERRUPTED:
                     # Before the groups are closed: where Ray has ended too, there is little time

@@ -3,6 +3,7 @@
 Is handed what runs trials; knows neither workers nor torch.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -27,6 +28,9 @@ _PATIENCE_ENDS_ON = signal.SIGUSR2
 _PATIENCE_S = 20.0
 """How long Tune may take to end in order after a signal."""
 _LOOK_EVERY_S = 0.5
+_STUCK_S = 5.0
+"""How long Tune may take to be left where Ray is gone. Ray's own code waits for its control
+process without a look at signals, and ends this one after a minute."""
 
 
 class _TuneStuck(BaseException):
@@ -43,6 +47,8 @@ class Interruption:
     Attributes:
         reason: what came first, empty while nothing has.
         gone: what of Ray has ended under the sweep; then nothing of Ray answers any more.
+        held: what a Tune that had to be left was doing. It is kept, since its objects tell Ray
+            when they are freed, and wait for it.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class Interruption:
     ) -> None:
         self.reason = ""
         self.gone = ""
+        self.held: BaseException | None = None
         self._leave_at_once = leave_at_once
         self._patience_s = patience_s
         self._in_tune = False
@@ -77,15 +84,18 @@ class Interruption:
                 signal.signal(number, handler)
 
     @contextmanager
-    def in_tune(self, gone: Callable[[], str] = lambda: "") -> Iterator[None]:
+    def in_tune(
+        self, gone: Callable[[], str] = lambda: "", when_stuck: Callable[[], Any] = lambda: None
+    ) -> Iterator[None]:
         """Passes the first signal on to Tune's own orderly end, which has its deadline.
 
         `gone` says what of Ray has ended; a Tune without Ray would wait for it, and then Ray's
-        own code would end the process.
+        own code would end the process. `when_stuck` is called on another thread where Tune can't
+        be left even so; it should end the process, and this thread does not go on meanwhile.
         """
         self._in_tune = True
         left = threading.Event()
-        watch = threading.Thread(target=self._watch, args=(gone, left), daemon=True)
+        watch = threading.Thread(target=self._watch, args=(gone, when_stuck, left), daemon=True)
         watch.start()
         try:
             yield
@@ -95,13 +105,21 @@ class Interruption:
             # Its signal must not come once the handlers are given back: it would end the process.
             watch.join()
 
-    def _watch(self, gone: Callable[[], str], left: threading.Event) -> None:
-        waited_s = 0.0
+    def _watch(
+        self, gone: Callable[[], str], when_stuck: Callable[[], Any], left: threading.Event
+    ) -> None:
+        waited_s, gone_s = 0.0, 0.0
         while not left.wait(_LOOK_EVERY_S):
             self.gone = gone()
             if self.gone:
                 self.reason = self.reason or f"{self.gone} under the sweep"
+                # Tune's objects tell Ray when they are freed, and wait for it.
+                gc.disable()
             waited_s += _LOOK_EVERY_S if self.reason else 0.0
+            gone_s += _LOOK_EVERY_S if self.gone else 0.0
+            if gone_s > _STUCK_S:
+                when_stuck()
+                return
             if self.gone or waited_s > self._patience_s:
                 # Again and again: what it raises may meet code that takes it for its own.
                 os.kill(os.getpid(), _PATIENCE_ENDS_ON)
@@ -127,7 +145,7 @@ class Interruption:
             raise _TuneStuck
 
 
-def run_on_tune(
+def run_on_tune(  # noqa: PLR0913 - the one entrance to Tune
     conductor: Conductor,
     trainable: Any,
     folder: Path,
@@ -136,6 +154,7 @@ def run_on_tune(
     resources: Mapping[str, float] | None = None,
     interruption: Interruption | None = None,
     gone: Callable[[], str] = lambda: "",
+    when_stuck: Callable[[Stop], Any] = lambda stop: None,
 ) -> Stop:
     """Runs a begun sweep to its end on a running Ray, and returns why it ended.
 
@@ -148,6 +167,8 @@ def run_on_tune(
         resources: of the trainable itself, as Tune takes them.
         interruption: already armed by the caller; None arms one for this call.
         gone: returns what of Ray has ended, "" while all of it runs.
+        when_stuck: called on another thread, with why the sweep ended, where Ray is gone and this
+            thread can't get out of its code; it should end the process.
 
     Raises:
         RecordError: the journal can't be written any more.
@@ -163,7 +184,14 @@ def run_on_tune(
                 resources=resources,
                 interruption=interruption,
                 gone=gone,
+                when_stuck=when_stuck,
             )
+
+    def give_up() -> None:
+        conductor.interrupt(interruption.reason)
+        assert conductor.stop is not None
+        when_stuck(conductor.stop)
+
     searcher = SweepSearcher(
         conductor,
         num_groups,
@@ -172,10 +200,11 @@ def run_on_tune(
     )
     tuner = _tuner(searcher, trainable, folder, resources)
     try:
-        with _quiet_tune(), interruption.in_tune(gone):
+        with _quiet_tune(), interruption.in_tune(gone, give_up):
             if not interruption.reason:
                 tuner.fit()
-    except (KeyboardInterrupt, _TuneStuck):
+    except (KeyboardInterrupt, _TuneStuck) as error:
+        interruption.held = error
         interruption.reason = interruption.reason or "interrupted by Ctrl-C"
     except Exception:
         # Tune wraps what its searcher raised, or says something of its own about it. Once a signal

@@ -1,12 +1,22 @@
 """A Tune that does not end after a signal, and a Ray that ends under the sweep."""
 
+import gc
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from lf_ray.search.sweep import Interruption, _TuneStuck
+
+
+@pytest.fixture(autouse=True)
+def collecting() -> Iterator[None]:
+    """The process of a sweep whose Ray is gone ends; this one goes on, and collects again."""
+    yield
+    gc.enable()
 
 
 def wait_for_ever(within_s: float = 30.0) -> None:
@@ -37,6 +47,17 @@ def test_a_ray_that_ends_under_the_sweep_ends_it_with_the_reason() -> None:
         wait_for_ever()
     assert interruption.reason == "Ray's raylet ended under the sweep"
     assert interruption.gone == "Ray's raylet ended"
+    assert not gc.isenabled()
+
+
+def test_where_the_sweep_s_thread_is_held_another_one_ends_it() -> None:
+    """Signals are not heard inside Ray's own code; here they are ignored instead."""
+    interruption = Interruption(leave_at_once=lambda code: None)
+    ended = threading.Event()
+    with interruption.armed(), interruption.in_tune(lambda: "Ray's gcs_server ended", ended.set):
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        assert ended.wait(30.0)
+    assert interruption.gone == "Ray's gcs_server ended"
 
 
 def test_patience_with_tune_has_an_end() -> None:
