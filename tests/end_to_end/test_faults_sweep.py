@@ -90,7 +90,6 @@ def test_a_signal_to_the_process_group_ends_in_order(
         check_goes_on(sweep, tmp_path)
 
 
-@pytest.mark.night
 def test_a_signal_to_ray_as_well_costs_no_finished_trial(sweep: Sweep, tmp_path: Path) -> None:
     """As the end of a container sends it: to every process at once.
 
@@ -107,7 +106,6 @@ def test_a_signal_to_ray_as_well_costs_no_finished_trial(sweep: Sweep, tmp_path:
     check_goes_on(sweep, tmp_path)
 
 
-@pytest.mark.night
 def test_a_ray_whose_control_process_is_killed_ends_the_sweep_in_order(
     sweep: Sweep, tmp_path: Path
 ) -> None:
@@ -126,7 +124,6 @@ def test_a_ray_whose_control_process_is_killed_ends_the_sweep_in_order(
     check_goes_on(sweep, tmp_path)
 
 
-@pytest.mark.night
 def test_a_second_signal_ends_at_once(sweep: Sweep, tmp_path: Path) -> None:
     life = sweep(tmp_path)
     assert life.until_lines(5), life.tail()
@@ -166,7 +163,6 @@ def fill(folder: Path) -> Path:
     return ballast
 
 
-@pytest.mark.night
 def test_a_full_disk_ends_the_sweep_in_words_and_it_goes_on_once_there_is_room(
     sweep: Sweep, small_disk: Path, tmp_path: Path
 ) -> None:
@@ -192,7 +188,6 @@ def send_the_rest(folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.night
 def test_a_tracking_server_that_is_killed_and_comes_back_gets_everything(
     sweep: Sweep, tmp_path: Path
 ) -> None:
