@@ -8,7 +8,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-NAMES = ("step", "overhead", "search", "data", "memory", "comm", "grid")
+NAMES = ("step", "overhead", "search", "data", "memory", "comm", "grid", "live")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

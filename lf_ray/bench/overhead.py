@@ -22,19 +22,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray import tune
-
 from lf_ray.bench.arguments import json_line, number, whole
+from lf_ray.bench.contest.plain_tune import (
+    bound,
+    fit_plain,
+    kept_records,
+    lost,
+    plain_ray,
+    run_in_turn,
+)
+from lf_ray.clock import SystemClock
 from lf_ray.compose import compose
-from lf_ray.errors import LfRayError, four_parts
+from lf_ray.errors import LfRayError
 from lf_ray.machine import detect
-from lf_ray.protocol import Budget, OutcomeKind, Purpose, TrialRecord, TrialRequest
-from lf_ray.settings import SweepConfig, knobs_of, with_knobs
-from lf_ray.trial.cluster import cluster_size, quiet, set_environment
+from lf_ray.protocol import Budget, Purpose, TrialRequest
+from lf_ray.settings import SweepConfig, knobs_of
 from lf_ray.trial.launch import open_groups, prepare_data
-from lf_ray.trial.runner import HEAD_ONLY
-from lf_ray.trial.workers import Place, native_session
 
 _BUCKETS_MB = (25.0, 1.0, 4.0, 16.0, 0.25)
 
@@ -91,17 +94,19 @@ def run_warm(
     """Runs the trials on a warm group; returns it and the steps a trial takes for `seconds`."""
     began_s = time.monotonic()
     with open_groups(config, folder) as groups:
-        first = _tune(groups.trainable, requests(config, 1, 20), folder / "first")
+        first = run_in_turn(groups.trainable, requests(config, 1, 20), folder / "first")
         start_s = time.monotonic() - began_s
-        (record,) = _records(first)
+        (record,) = kept_records(first)
         assert record.trace is not None
         num_steps = max(10, round(seconds / statistics.median(record.trace.wall_s[5:])))
         began_s = time.monotonic()
-        results = _tune(groups.trainable, requests(config, num_trials, num_steps), folder / "warm")
+        results = run_in_turn(
+            groups.trainable, requests(config, num_trials, num_steps), folder / "warm"
+        )
         total_s = time.monotonic() - began_s
     spans = [
         Span(first_step_s=item.clock_s["first_step"], last_step_s=item.clock_s["last_step"])
-        for item in _records(results)
+        for item in kept_records(results)
     ]
     return Side(name="ours", spans=_ordered(spans), total_s=total_s, start_s=start_s), num_steps
 
@@ -136,24 +141,11 @@ def run_plain(
     Raises:
         LfRayError: a trial failed, or did not come to its end in time.
     """
-    quiet(folder)
-    # Its own defaults otherwise: a plain sweep polls its workers every 2 s.
-    before = set_environment({"RAY_AIR_NEW_OUTPUT": "0", "RAY_USAGE_STATS_ENABLED": "0"})
-    ray.init(
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=True,
-        **cluster_size(config),
-    )
-    try:
-        began_s, began_wall_s = time.monotonic(), _now_s()
-        plain = function or _plain_trial
-        trainable = tune.with_parameters(plain, config=config, folder=folder)
-        results = _tune(trainable, trials, folder / "plain", limit_s)
+    with plain_ray(config, folder):
+        began_s, began_wall_s = time.monotonic(), SystemClock().wall_s()
+        trainable = bound(function or _plain_trial, config, folder)
+        results = run_in_turn(trainable, trials, folder / "plain", limit_s)
         total_s = time.monotonic() - began_s
-    finally:
-        ray.shutdown()
-        set_environment(before)
     ordered = _ordered(plain_spans(results, len(trials), limit_s))
     return Side(
         name="plain",
@@ -174,107 +166,13 @@ def plain_spans(
     ended = [item for item in results if "last_step" in item]
     if len(ended) < num_trials:
         rule = f"{num_trials} plain trials end within {limit_s:.0f} s"
-        raise _lost(rule, f"{len(ended)} that did; the next one hung, or is far slower than ours")
+        raise lost(rule, f"{len(ended)} that did; the next one hung, or is far slower than ours")
     return [Span(first_step_s=item["first_step"], last_step_s=item["last_step"]) for item in ended]
 
 
 def _plain_trial(options: dict[str, Any], config: SweepConfig, folder: Path) -> None:
     """The Tune function that one would write: a trainer of its own for each trial."""
-    from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchTrainer
-    from ray.tune.integration.ray_train import TuneReportCallback
-
-    on_gpu = config.cluster.device == "cuda"
-    TorchTrainer(
-        _plain_worker,
-        train_loop_config={"config": config, "request": options["request"]},
-        scaling_config=ScalingConfig(
-            num_workers=config.num_workers,
-            use_gpu=on_gpu,
-            resources_per_worker={"CPU": 1, **({"GPU": 1} if on_gpu else {})},
-        ),
-        run_config=RunConfig(
-            name=json.loads(options["request"])["id"],
-            storage_path=str(folder / "train"),
-            callbacks=[TuneReportCallback()],
-        ),
-    ).fit()
-
-
-def _plain_worker(loop_config: dict[str, Any]) -> None:
-    import ray.train
-    import torch.distributed as dist
-
-    context = ray.train.get_context()
-    request = TrialRequest.from_json(json.loads(loop_config["request"]))
-    config = with_knobs(loop_config["config"], dict(request.knobs))
-    on_gpu = config.cluster.device == "cuda"
-    session = native_session(
-        Place(
-            config=config,
-            rank=context.get_world_rank(),
-            world_size=context.get_world_size(),
-            device=f"cuda:{context.get_local_rank()}" if on_gpu else "cpu",
-            work_group=dist.group.WORLD,
-            control_group=dist.new_group(backend="gloo"),
-        )
-    )
-    session.prepare(request)
-    first_step_s = _now_s()
-    session.run(request.budget.max_steps)
-    last_step_s = _now_s()
-    session.close()
-    ray.train.report({"first_step": first_step_s, "last_step": last_step_s})
-
-
-def _now_s() -> float:
-    from lf_ray.clock import SystemClock
-
-    return SystemClock().wall_s()
-
-
-def _tune(
-    trainable: Any, trials: Sequence[TrialRequest], folder: Path, limit_s: float | None = None
-) -> list[dict[str, Any]]:
-    """Returns the last result of each trial, run one after another, as far as time went.
-
-    A warm group has deadlines of its own and needs no `limit_s`.
-    """
-    results = tune.Tuner(
-        tune.with_resources(trainable, dict(HEAD_ONLY)),
-        param_space={"request": tune.grid_search([json.dumps(item.to_json()) for item in trials])},
-        tune_config=tune.TuneConfig(
-            max_concurrent_trials=1,
-            reuse_actors=True,
-            trial_dirname_creator=_dirname,
-            time_budget_s=limit_s,
-        ),
-        run_config=tune.RunConfig(
-            name=folder.name, storage_path=str(folder.parent.resolve()), verbose=0
-        ),
-    ).fit()
-    if results.errors:
-        raise _lost("every trial ends without an error", f"{results.errors[0]}")
-    return [dict(item.metrics or {}) for item in results]
-
-
-def _dirname(trial: Any) -> str:
-    return str(trial.trial_id)
-
-
-def _records(results: Sequence[dict[str, Any]]) -> list[TrialRecord]:
-    records = [TrialRecord.from_json(json.loads(item["record"])) for item in results]
-    for record in records:
-        kept = record.outcome.kind is OutcomeKind.COMPLETED
-        if not kept and record.outcome.error_kind != "unsteady":
-            got = f"{record.request.id}: {record.outcome.kind}, {record.outcome.reason}"
-            raise _lost("every trial is completed", got)
-    return records
-
-
-def _lost(rule: str, got: str) -> LfRayError:
-    change = "Try the same settings in a sweep, whose report says more, or give smaller ones."
-    return LfRayError(four_parts("comparing seconds between trials", rule, got, change))
+    fit_plain(config, folder, TrialRequest.from_json(json.loads(options["request"])))
 
 
 def _ordered(spans: Sequence[Span]) -> tuple[Span, ...]:
