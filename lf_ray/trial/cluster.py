@@ -174,7 +174,7 @@ def _init(
     for tries_left in reversed(range(_START_TRIES)):
         try:
             # "local", or Ray would join whatever cluster somebody has started on this machine.
-            with _by_itself():
+            with _by_itself(kin):
                 ray.init("local", include_dashboard=False, **cluster_size(config), **common)
         except Exception as error:
             ray.shutdown()
@@ -190,7 +190,7 @@ def _init(
 
 
 @contextmanager
-def _by_itself() -> Iterator[None]:
+def _by_itself(kin: Kin) -> Iterator[None]:
     """Gives the processes that Ray starts meanwhile a session of their own, on 127.0.0.1, and time.
 
     What a terminal or a job manager sends to the driver's process group is then the driver's to
@@ -201,7 +201,7 @@ def _by_itself() -> Iterator[None]:
     services, constants = ray._private.services, ray._private.ray_constants
     before = services.ConsolePopen, services.get_node, constants.ENABLE_RAY_CLUSTER
     services.ConsolePopen = partial(services.ConsolePopen, start_new_session=True)
-    services.get_node = partial(_node_once_there, services.get_node)
+    services.get_node = partial(_node_once_there, services.get_node, partial(_is_lost, kin))
     constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
@@ -209,16 +209,27 @@ def _by_itself() -> Iterator[None]:
         services.ConsolePopen, services.get_node, constants.ENABLE_RAY_CLUSTER = before
 
 
-def _node_once_there(get_node: Callable[..., Any], *names: Any) -> Any:
-    """Returns what Ray knows of a node, asking until it knows or `_NODE_S` are over."""
+def _node_once_there(get_node: Callable[..., Any], is_lost: Callable[[], bool], *names: Any) -> Any:
+    """Returns what Ray knows of a node, asking until it knows or `_NODE_S` are over.
+
+    Raises:
+        TimeoutError: the node `is_lost`. Ray would go on to ask on a RuntimeError.
+    """
     ends_s = time.monotonic() + _NODE_S
     while True:
         try:
             return get_node(*names)
-        except RuntimeError:
+        except RuntimeError as error:
+            if is_lost():
+                raise TimeoutError("the node timed out: its raylet has ended") from error
             if time.monotonic() > ends_s:
                 raise
             time.sleep(0.1)
+
+
+def _is_lost(kin: Kin) -> bool:
+    """Returns whether a node's raylet has ended: it gives its agents 15 s, with no setting."""
+    return set(core_processes(kin)) == {"gcs_server"}
 
 
 def _knock(address: str) -> None:
