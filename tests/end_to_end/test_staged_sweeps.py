@@ -95,6 +95,7 @@ def test_an_interrupted_joint_sweep_goes_on_from_its_journal(
     assert again["together"]["singles"].keys() == summary["together"]["singles"].keys()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_batch_lr_leaves_three_named_points_that_compose_back(
     tmp_path: Path,

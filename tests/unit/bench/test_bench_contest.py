@@ -93,6 +93,7 @@ def test_ours_is_right_and_claims_what_is_true(
     assert abs(ours.claim_error_frac) < 0.01
 
 
+@pytest.mark.slow
 def test_ours_is_right_for_less_than_the_fair_variant_is() -> None:
     """Found to take 0.42 of its GPU-seconds (median of five seeds).
 

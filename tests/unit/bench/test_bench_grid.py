@@ -213,6 +213,7 @@ def test_a_damaged_table_is_refused_in_words(tmp_path: Path) -> None:
         read_table(torn)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_command_runs_a_grid_and_is_resumed(
     tmp_path: Path,

@@ -224,7 +224,7 @@ def test_hidden_states_are_drawn_in_training_only(batch: Batch, draws: Draws) ->
     assert not torch.equal(model(batch, draws), model(other, draws))
 
 
-@pytest.mark.parametrize("size", ["nano", "3b"])
+@pytest.mark.parametrize("size", ["nano", pytest.param("3b", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tune", [TuneFlags(), TuneFlags(tune_visual=True, tune_llm=True)])
 def test_no_step_looks_at_a_value(size: str, tune: TuneFlags) -> None:
     """Tensors without storage have no values: what runs on them can be captured."""
