@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs both sweeps and the confirmation; returns the exit code."""
     options = _parser().parse_args(argv)
     machine = detect()
-    literal = space_of(options)
+    literal = {name: values for name, values in space_of(options).items() if len(values) > 1}
     try:
         config = compose("live", options.words, machine)
         space = space_from_literal(literal, knobs_of(config))
