@@ -15,6 +15,7 @@ SHARED = ROOT.parent / "shared" / "data"
 
 STARTS_RAY = frozenset(
     {
+        "test_bench_live.py",
         "test_data_command.py",
         "test_eight_workers.py",
         "test_faults_data.py",

@@ -22,8 +22,8 @@ from lf_ray.bench.contest.frozen import freeze, frozen_path
 from lf_ray.bench.contest.grid_planner import GridPlanner
 from lf_ray.bench.replay import replay_table
 from lf_ray.errors import LfRayError
+from lf_ray.protocol import KnobValue
 from lf_ray.search.command import EXIT_REFUSED, run_sweep
-from lf_ray.search.space import Literal
 from lf_ray.trial.launch import LAUNCH
 
 _BATCHES = (16, 32, 64, 128)
@@ -31,7 +31,7 @@ _BUCKETS_MIB = (4.0, 25.0, 64.0, 256.0, 1024.0)
 _RATIOS = (0.0, 0.5, 1.0)
 
 
-def space_of(options: argparse.Namespace) -> Literal:
+def space_of(options: argparse.Namespace) -> dict[str, list[KnobValue]]:
     """Returns what the grid spans, what is dear to change first."""
     return {
         "batch.per_gpu": list(options.batches),
