@@ -12,7 +12,7 @@ from lf_ray.search.plan.boundary import gradient_bytes
 from lf_ray.search.space import Space
 from lf_ray.settings import SweepConfig
 from lf_ray.testing.sim.cluster import Truth
-from lf_ray.testing.sim.profiles import PROFILES
+from lf_ray.testing.sim.profiles import GIB, PROFILES
 
 _PROFILE_OF = {"H200": "sim_8xh200", "A100": "sim_8xa100"}
 _MAX_SWEEPS = 4
@@ -44,6 +44,9 @@ def prior_of(config: SweepConfig, space: Space, gpus: Sequence[str]) -> Prior | 
     if not name:
         return None
     profile = replace(PROFILES[name], num_ranks=config.num_workers)
+    if config.memory.limit_gb is not None:
+        capacity = min(profile.memory.capacity, config.memory.limit_gb * GIB)
+        profile = replace(profile, memory=replace(profile.memory, capacity=capacity))
     truth = Truth(profile)
     sent = gradient_bytes(profile.workload.gradients, space.baseline["overlap.comm_dtype"])
     best = _climbed(truth, space.resolved(sent))

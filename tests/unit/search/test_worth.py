@@ -15,7 +15,7 @@ from lf_ray.search.samplers.neighbours import neighbours
 from lf_ray.search.samplers.surrogate import Measured, Worth, expected_gain_frac, picked
 from lf_ray.search.space import point_key, space_from_literal
 from lf_ray.search.start.prior import prior_of
-from lf_ray.settings import ClusterSettings, SweepConfig, SweepSettings
+from lf_ray.settings import ClusterSettings, MemorySettings, SweepConfig, SweepSettings
 from lf_ray.testing.fake_sweep import FakeSweep
 from lf_ray.testing.objectives import BASELINE_KNOBS, KneeObjective
 
@@ -173,3 +173,16 @@ def test_a_simulated_cluster_suggests_on_real_gpus_only(
         assert set(prior.knobs) == set(LITERAL)
         assert int(prior.knobs["batch.per_gpu"]) >= 64
         assert "simulated" in prior.words
+
+
+def test_what_a_memory_limit_rules_out_is_not_suggested() -> None:
+    def suggested(limit_gb: float | None) -> int:
+        config = SweepConfig(
+            cluster=ClusterSettings(kind="one_node_8gpu", device="cuda", workers=8),
+            memory=MemorySettings(limit_gb=limit_gb),
+        )
+        prior = prior_of(config, SPACE, ["NVIDIA H200"] * 8)
+        assert prior is not None
+        return int(prior.knobs["batch.per_gpu"])
+
+    assert suggested(40.0) < suggested(None) == suggested(1000.0)
