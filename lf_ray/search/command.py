@@ -196,10 +196,13 @@ def _run(opened: Opened, launch: Launch, make_planner: MakePlanner | None) -> in
 
         def end_now(stop: Stop) -> None:
             """Ends the sweep beside a thread that Ray holds; the keeper ends what Ray left."""
-            said = _answer(opened, sink)
-            screen.close()
-            _print_end(opened, stop, said, sink, left_over)
-            interruption.end_process(stop.exit_code or said.exit_code)
+            try:
+                said = _answer(opened, sink)
+                screen.close()
+                _print_end(opened, stop, said, sink, left_over)
+            except LfRayError as error:
+                sys.stderr.write(f"{error}\n")
+            interruption.end_process(stop.exit_code)
 
         if is_simulated(config):
             stop = _simulate(opened, observers, make_planner)

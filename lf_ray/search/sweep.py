@@ -85,13 +85,14 @@ class Interruption:
 
     @contextmanager
     def in_tune(
-        self, gone: Callable[[], str] = lambda: "", when_stuck: Callable[[], Any] = lambda: None
+        self, gone: Callable[[], str] = lambda: "", when_stuck: Callable[[], Any] | None = None
     ) -> Iterator[None]:
         """Passes the first signal on to Tune's own orderly end, which has its deadline.
 
         `gone` says what of Ray has ended; a Tune without Ray would wait for it, and then Ray's
         own code would end the process. `when_stuck` is called on another thread where Tune can't
-        be left even so; it should end the process, and this thread does not go on meanwhile.
+        be left even so; then the process is ended, and this thread does not go on meanwhile. Where
+        Ray is gone, nothing is collected any more in this process.
         """
         self._in_tune = True
         left = threading.Event()
@@ -106,7 +107,7 @@ class Interruption:
             watch.join()
 
     def _watch(
-        self, gone: Callable[[], str], when_stuck: Callable[[], Any], left: threading.Event
+        self, gone: Callable[[], str], when_stuck: Callable[[], Any] | None, left: threading.Event
     ) -> None:
         waited_s, gone_s = 0.0, 0.0
         while not left.wait(_LOOK_EVERY_S):
@@ -117,8 +118,11 @@ class Interruption:
                 gc.disable()
             waited_s += _LOOK_EVERY_S if self.reason else 0.0
             gone_s += _LOOK_EVERY_S if self.gone else 0.0
-            if gone_s > _STUCK_S:
-                when_stuck()
+            if gone_s > _STUCK_S and when_stuck is not None:
+                try:
+                    when_stuck()
+                finally:
+                    self._leave_at_once(INTERRUPTED)
                 return
             if self.gone or waited_s > self._patience_s:
                 # Again and again: what it raises may meet code that takes it for its own.
@@ -154,7 +158,7 @@ def run_on_tune(  # noqa: PLR0913 - the one entrance to Tune
     resources: Mapping[str, float] | None = None,
     interruption: Interruption | None = None,
     gone: Callable[[], str] = lambda: "",
-    when_stuck: Callable[[Stop], Any] = lambda stop: None,
+    when_stuck: Callable[[Stop], Any] | None = None,
 ) -> Stop:
     """Runs a begun sweep to its end on a running Ray, and returns why it ended.
 
@@ -168,7 +172,7 @@ def run_on_tune(  # noqa: PLR0913 - the one entrance to Tune
         interruption: already armed by the caller; None arms one for this call.
         gone: returns what of Ray has ended, "" while all of it runs.
         when_stuck: called on another thread, with why the sweep ended, where Ray is gone and this
-            thread can't get out of its code; it should end the process.
+            thread can't get out of its code; the process is ended after it.
 
     Raises:
         RecordError: the journal can't be written any more.
@@ -190,6 +194,7 @@ def run_on_tune(  # noqa: PLR0913 - the one entrance to Tune
     def give_up() -> None:
         conductor.interrupt(interruption.reason)
         assert conductor.stop is not None
+        assert when_stuck is not None
         when_stuck(conductor.stop)
 
     searcher = SweepSearcher(
@@ -200,7 +205,7 @@ def run_on_tune(  # noqa: PLR0913 - the one entrance to Tune
     )
     tuner = _tuner(searcher, trainable, folder, resources)
     try:
-        with _quiet_tune(), interruption.in_tune(gone, give_up):
+        with _quiet_tune(), interruption.in_tune(gone, give_up if when_stuck else None):
             if not interruption.reason:
                 tuner.fit()
     except (KeyboardInterrupt, _TuneStuck) as error:

@@ -26,7 +26,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from lf_ray.errors import MachineError, four_parts
 from lf_ray.settings import SweepConfig
 from lf_ray.trial.faults.keeper import Keeper, start_keeper
-from lf_ray.trial.faults.leftovers import Kin, describe, process_state
+from lf_ray.trial.faults.leftovers import Kin, describe, leads_session, process_state
 
 NAMESPACE = "lf_ray"
 SWEEP_MARK = "LF_RAY_SWEEP"
@@ -228,8 +228,11 @@ def _node_once_there(get_node: Callable[..., Any], is_lost: Callable[[], bool], 
 
 
 def _is_lost(kin: Kin) -> bool:
-    """Returns whether a node's raylet has ended: it gives its agents 15 s, with no setting."""
-    return set(core_processes(kin)) == {"gcs_server"}
+    """Returns whether a node's raylet has ended.
+
+    It does where its agents' ports are not known in time, which no setting prolongs.
+    """
+    return "raylet" not in core_processes(kin)
 
 
 def _knock(address: str) -> None:
@@ -240,8 +243,11 @@ def _knock(address: str) -> None:
 
 
 def core_processes(kin: Kin) -> dict[str, int]:
-    """Returns the pids of the control process and the node's agent of a marked Ray, by name."""
-    programs = {pid: describe(pid).split()[1] for pid in kin.pids()}
+    """Returns the pids of the control process and the node's agent of a marked Ray, by name.
+
+    Both lead a session; a child of theirs that has not become its own program yet does not.
+    """
+    programs = {pid: describe(pid).split()[1] for pid in kin.pids() if leads_session(pid)}
     named = {Path(program).name: pid for pid, program in programs.items()}
     return {name: named[name] for name in _CORE if name in named}
 

@@ -109,15 +109,13 @@ def test_a_signal_to_ray_as_well_costs_no_finished_trial(sweep: Sweep, tmp_path:
 def test_a_ray_whose_control_process_is_killed_ends_the_sweep_in_order(
     sweep: Sweep, tmp_path: Path
 ) -> None:
-    """Ray ends the driver after a minute: a very busy machine may not have drawn all figures."""
+    """Also where the driver is inside Ray's own code, which ends it after a minute."""
     life = sweep(tmp_path)
     assert life.until_lines(5), life.tail()
     life.kill_program("gcs_server")
     code = life.wait(150)
     assert life.left(60.0) == [], life.tail()
-    if code == 130:
-        check_interrupted(tmp_path, code)
-    assert (result_folder(tmp_path) / "summary.json").is_file()
+    check_interrupted(tmp_path, code)
     ended = history(tmp_path).ended
     assert ended is not None
     assert ended.reason == "Ray's gcs_server ended under the sweep"

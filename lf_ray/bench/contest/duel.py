@@ -3,9 +3,10 @@
 Ours is the sweep command itself; the other is Ray Tune with OptunaSearch, as one would write it.
 """
 
+import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from lf_ray.analysis.points import Point, gather, knob_key
 from lf_ray.bench.contest.plain_tune import (
     bound,
     fit_plain,
-    kept_records,
     lost,
     plain_ray,
     run_in_turn,
@@ -24,8 +24,9 @@ from lf_ray.bench.contest.plain_tune import (
 )
 from lf_ray.bench.contest.race import OWN_SKIPPED, OWN_STEPS
 from lf_ray.bench.peers import METRIC, RayOptuna
+from lf_ray.errors import LfRayError, four_parts
 from lf_ray.measure.interval import ratio
-from lf_ray.protocol import Budget, Interval, Knobs, OutcomeKind, Purpose, TrialRequest
+from lf_ray.protocol import Budget, Interval, Knobs, OutcomeKind, Purpose, TrialRecord, TrialRequest
 from lf_ray.record.history import read_journal
 from lf_ray.search.command import run_sweep
 from lf_ray.search.space import Literal, Space
@@ -33,6 +34,7 @@ from lf_ray.settings import SweepConfig, knobs_of
 from lf_ray.trial.launch import LAUNCH, open_groups
 
 NAME = "live"
+_EARLY_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,16 +43,16 @@ class Search:
 
     Attributes:
         knobs: all of its winner's.
-        claimed_samples_per_s: what it says of it; 0 where it has no winner but the baseline.
+        claimed_samples_per_s: what it says of it; 0 where none of its trials came to a number.
         num_trials: that were begun.
-        num_failed: of them, without a number.
+        num_without: of them, those without a number: failed, out of memory, or out of time.
         wall_s: everything, from the command to its end.
     """
 
     knobs: Knobs
     claimed_samples_per_s: float
     num_trials: int
-    num_failed: int
+    num_without: int
     wall_s: float
 
 
@@ -67,7 +69,14 @@ def run_ours(literal: Literal, words: Sequence[str], config: SweepConfig) -> Sea
     wall_s = time.monotonic() - began_s
     journals = sorted(set(root.glob("*/journal.jsonl")) - before)
     if code or not journals:
-        raise lost("our sweep ends with an answer", f"exit code {code}")
+        raise LfRayError(
+            four_parts(
+                "comparing with a plain Ray Tune sweep",
+                "our own sweep ends with an answer",
+                f"exit code {code}",
+                "See what it said above.",
+            )
+        )
     answer = answer_of(read_journal(journals[-1]))
     best = answer.winner or answer.baseline
     assert best is not None
@@ -77,7 +86,7 @@ def run_ours(literal: Literal, words: Sequence[str], config: SweepConfig) -> Sea
         knobs=best.knobs,
         claimed_samples_per_s=best.throughput.value,
         num_trials=num_trials,
-        num_failed=num_trials - answer.outcomes.get(OutcomeKind.COMPLETED, 0),
+        num_without=num_trials - answer.outcomes.get(OutcomeKind.COMPLETED, 0),
         wall_s=wall_s,
     )
 
@@ -85,8 +94,14 @@ def run_ours(literal: Literal, words: Sequence[str], config: SweepConfig) -> Sea
 def run_plain(config: SweepConfig, space: Space, folder: Path, limit_s: float) -> Search:
     """Runs a plain Ray Tune sweep for so many seconds, the start of Ray included.
 
-    Like ours it begins with the baseline. A trial that has not ended by then has no number.
+    It begins with the baseline, and pays for no numerics gate. A trial that has not ended by then
+    has no number.
+
+    Raises:
+        LfRayError: it was ended before its time.
     """
+    measure = replace(config.measure, gate_steps=0)
+    config = replace(config, measure=measure)
     began_s = time.monotonic()
     peer = RayOptuna(space, config.sweep.seed, [space.baseline])
     with plain_ray(config, folder / "ray"):
@@ -97,11 +112,13 @@ def run_plain(config: SweepConfig, space: Space, folder: Path, limit_s: float) -
             limit_s - (time.monotonic() - began_s),
         )
         wall_s = time.monotonic() - began_s
-    return best_plain(results, knobs_of(config), wall_s)
+    if wall_s < limit_s - _EARLY_S:
+        raise lost(f"the plain sweep runs for {limit_s:.0f} s", f"an end after {wall_s:.0f} s")
+    return best_plain(results, space, wall_s)
 
 
 def best_plain(
-    results: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], baseline: Knobs, wall_s: float
+    results: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], space: Space, wall_s: float
 ) -> Search:
     """Returns the fastest of what plain trials reported, the baseline where none did."""
     rated = [
@@ -109,10 +126,10 @@ def best_plain(
     ]
     claimed, proposal = max(rated, key=lambda item: item[0], default=(0.0, {}))
     return Search(
-        knobs={**baseline, **proposal},
+        knobs=space.canonical(dict(proposal)),
         claimed_samples_per_s=claimed,
         num_trials=len(results),
-        num_failed=len(results) - len(rated),
+        num_without=len(results) - len(rated),
         wall_s=wall_s,
     )
 
@@ -160,22 +177,20 @@ def in_turn(config: SweepConfig, sides: Sequence[Knobs], num_visits: int) -> lis
 def confirm(
     config: SweepConfig, searches: Sequence[Search], folder: Path, num_visits: int
 ) -> list[Point]:
-    """Returns baseline and winners as measured in turn on one warm group; equal ones once.
-
-    Raises:
-        LfRayError: a visit failed.
-    """
+    """Returns baseline and winners as measured in turn on one warm group; equal ones once."""
     sides: list[Knobs] = [knobs_of(config), *(item.knobs for item in searches)]
     unique = [knobs for index, knobs in enumerate(sides) if knobs not in sides[:index]]
     with open_groups(config, folder) as groups:
         results = run_in_turn(
             groups.trainable, in_turn(config, unique, num_visits), folder / "turns"
         )
-    records = sorted(kept_records(results), key=lambda record: record.clock_s["first_step"])
-    return list(gather(records).points)
+    records = [TrialRecord.from_json(json.loads(item["record"])) for item in results]
+    return list(gather(sorted(records, key=lambda record: record.request.id)).points)
 
 
-def judged(ours: Search, plain: Search, points: Sequence[Point], num_gpus: int) -> dict[str, Any]:
+def judged(
+    ours: Search, plain: Search, points: Sequence[Point], num_workers: int
+) -> dict[str, Any]:
     """Returns what the comparison says, as JSON values.
 
     `ratio` is ours over plain, both as measured in turn; None where one of them did not settle,
@@ -189,7 +204,9 @@ def judged(ours: Search, plain: Search, points: Sequence[Point], num_gpus: int) 
     if both[0] is not None and both[0] is both[1]:
         verdict = "the same setting"
     elif between is None:
-        verdict = "undetermined: a visit did not settle"
+        without = [point for point in (*both, baseline) if point and not point.throughput]
+        reason = without[0].outcome.reason if without else "one was not measured"
+        verdict = f"undetermined: {reason}"
     elif between.lo > 1:
         verdict = "faster"
     else:
@@ -206,8 +223,8 @@ def judged(ours: Search, plain: Search, points: Sequence[Point], num_gpus: int) 
             "samples_per_s": _plain(point.throughput if point else None),
             "over_baseline": _plain(against(point, baseline)),
             "trials": search.num_trials,
-            "failed": search.num_failed,
-            "gpu_s": search.wall_s * num_gpus,
+            "without_number": search.num_without,
+            "worker_s": search.wall_s * num_workers,
         }
     return {
         "baseline_samples_per_s": _plain(baseline.throughput),
@@ -229,7 +246,7 @@ def against(point: Point | None, other: Point | None) -> Interval | None:
 def table(said: Mapping[str, Any]) -> str:
     """Returns the comparison for eyes."""
     lines = [
-        f"{'':10}{'trials':>8}{'failed':>8}{'seconds':>10}{'claimed':>10}"
+        f"{'':10}{'trials':>8}{'lost':>8}{'worker-s':>10}{'claimed':>10}"
         f"{'measured in turn':>26}{'over baseline':>24}"
     ]
     base = said["baseline_samples_per_s"]
@@ -237,7 +254,7 @@ def table(said: Mapping[str, Any]) -> str:
     for name in ("ours", "plain"):
         row = said[name]
         lines.append(
-            f"{name:10}{row['trials']:8d}{row['failed']:8d}{row['gpu_s']:10.0f}"
+            f"{name:10}{row['trials']:8d}{row['without_number']:8d}{row['worker_s']:10.0f}"
             f"{row['claimed_samples_per_s']:10.0f}{_words(row['samples_per_s'], '.0f'):>26}"
             f"{_words(row['over_baseline'], '.3f'):>24}"
         )

@@ -19,8 +19,7 @@ from lf_ray.trial.cluster import cluster_size, quiet, set_environment
 from lf_ray.trial.runner import HEAD_ONLY
 from lf_ray.trial.workers import Place, native_session
 
-BY_FORCE_S = 10.0
-"""Tune gives a trial this long to end once its time is over."""
+_BEFORE_CAPTURE = 2
 
 
 @contextmanager
@@ -30,6 +29,7 @@ def plain_ray(config: SweepConfig, folder: Path) -> Iterator[None]:
     # Its own defaults otherwise: a plain sweep polls its workers every 2 s.
     before = set_environment({"RAY_AIR_NEW_OUTPUT": "0", "RAY_USAGE_STATS_ENABLED": "0"})
     ray.init(
+        "local",  # or it would join whatever Ray somebody has started on this machine
         include_dashboard=False,
         log_to_driver=False,
         configure_logging=True,
@@ -57,8 +57,9 @@ def fit_plain(
 ) -> None:
     """Runs a request in workers of its own; what they report becomes the Tune trial's result.
 
-    Called in a Tune function. The result has first_step, last_step (seconds since the epoch, of
-    the timed steps) and samples_per_s, their mean over all ranks.
+    Called in a Tune function. With `warm_steps` the step is captured where its knobs say so, and
+    so many run before the timed ones. The result has first_step, last_step (seconds since the
+    epoch, of the timed steps, on rank 0) and samples_per_s, those of all ranks together.
     """
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -108,6 +109,9 @@ def _plain_worker(loop_config: dict[str, Any]) -> None:
     )
     session.prepare(request)
     if loop_config["warm_steps"]:
+        session.rehearse()
+        session.run(_BEFORE_CAPTURE)
+        session.capture()
         session.run(loop_config["warm_steps"])
     first_step_s = clock.wall_s()
     session.run(request.budget.max_steps)

@@ -34,7 +34,8 @@ class Keeper:
     def release(self, within_s: float) -> bool:
         """Lets the keeper look once more and end; returns whether it did within `within_s`."""
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         try:
             self.process.wait(within_s)
         except subprocess.TimeoutExpired:

@@ -36,29 +36,34 @@ def marked_processes(name: str, value: str) -> list[int]:
 
 @dataclass(slots=True)
 class Kin:
-    """The processes of a mark: those that carry it, and all in the sessions that such ones lead.
+    """The processes of a mark: those that carry it, and those in sessions that such ones lead.
+
+    A number is given again once its process is gone, so whoever was seen is known by its number
+    and the time it was started, and a session by its leader while that runs.
 
     Args:
-        sessions: the leaders seen so far, with the time each was started, so that another
-            process that gets the number of one that is gone is not taken for it.
+        members: those seen so far, with when each was started.
     """
 
     name: str
     value: str
-    sessions: dict[int, str] = field(default_factory=dict)
+    members: dict[int, str] = field(default_factory=dict)
 
     def pids(self) -> list[int]:
-        """Returns the live ones, and remembers the sessions that marked ones lead.
+        """Returns the live ones, and remembers them.
 
-        A session outlives its leader, but can't be told to be of the mark any more once that is
-        gone: look while it is there.
+        Who does not carry the mark can be told by its session's leader only: look while it runs.
         """
-        marked = marked_processes(self.name, self.value)
-        for pid in marked:
-            session, started = _session(pid)
-            if session == pid:
-                self.sessions[pid] = started
-        return [*marked, *(pid for pid in _pids() if pid not in marked and self._holds(pid))]
+        marked = set(marked_processes(self.name, self.value))
+        there = {pid: _session(pid) for pid in _pids()}
+        self.members = {
+            pid: started
+            for pid, (session, started) in there.items()
+            if pid in marked
+            or self.members.get(pid) == started
+            or (session in marked and leads_session(session))
+        }
+        return list(self.members)
 
     def end(self) -> list[int]:
         """Ends all but this process at once; returns them.
@@ -73,15 +78,15 @@ class Kin:
             if not fresh:
                 break
             for pid in fresh:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             ended += fresh
         return ended
 
-    def _holds(self, pid: int) -> bool:
-        session, _ = _session(pid)
-        started = self.sessions.get(session)
-        return started is not None and _session(session)[1] in ("", started)
+
+def leads_session(pid: int) -> bool:
+    """Returns whether a live process leads a session."""
+    return _session(pid)[0] == pid
 
 
 def describe(pid: int) -> str:

@@ -52,12 +52,15 @@ def test_a_ray_that_ends_under_the_sweep_ends_it_with_the_reason() -> None:
 
 def test_where_the_sweep_s_thread_is_held_another_one_ends_it() -> None:
     """Signals are not heard inside Ray's own code; here they are ignored instead."""
-    interruption = Interruption(leave_at_once=lambda code: None)
+    left: list[int] = []
+    interruption = Interruption(leave_at_once=left.append)
     ended = threading.Event()
-    with interruption.armed(), interruption.in_tune(lambda: "Ray's gcs_server ended", ended.set):
+    with interruption.armed():
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        assert ended.wait(30.0)
+        with interruption.in_tune(lambda: "Ray's gcs_server ended", ended.set):
+            assert ended.wait(30.0)
     assert interruption.gone == "Ray's gcs_server ended"
+    assert left == [130]
 
 
 def test_patience_with_tune_has_an_end() -> None:
