@@ -20,7 +20,7 @@ Commands (--help for each)
   python -m lf_ray.predict model.weights=outputs/train/ID        actions for one observation
   python -m lf_ray.data check PATH                               is this data set trainable?
   python -m lf_ray.record rebuild JOURNAL                        make MLflow's copy again
-  python -m lf_ray.bench step|memory|comm|overhead|search|data   the benchmarks behind the claims
+  python -m lf_ray.bench step|memory|comm|overhead|search|data|grid|live   behind the claims
   python -m models.groot_n1_6.weights keys [nano|3b]             every tensor of the model
   python -m models.groot_n1_6.weights check PATH                 is this checkpoint loadable?
 

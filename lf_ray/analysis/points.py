@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lf_ray.measure.drift import Drift, drift_of
+from lf_ray.measure.drift import Drift, drift_of, shared_by
 from lf_ray.measure.interval import Between, between_visits, pooled, start_part, throughput
 from lf_ray.measure.starts import starts_of
 from lf_ray.protocol import (
@@ -243,14 +243,19 @@ def _at_s(record: TrialRecord) -> float:
 
 
 def _drift(groups: Iterable[Sequence[TrialRecord]], borders_s: Sequence[float]) -> Drift | None:
-    visits = [
-        (_at_s(record), record.step_s)
-        for group in groups
-        if any(record.request.purpose is Purpose.BASELINE for record in group)
-        for record in group
-        if record.step_s is not None and _at_s(record) > 0
-    ]
-    return drift_of(visits, borders_s=borders_s) if visits else None
+    baselines: list[tuple[float, Interval]] = []
+    others = []
+    for group in groups:
+        visits = [
+            (_at_s(record), record.step_s)
+            for record in group
+            if record.step_s is not None and _at_s(record) > 0
+        ]
+        if any(record.request.purpose is Purpose.BASELINE for record in group):
+            baselines += visits
+        elif visits:
+            others.append(visits)
+    return shared_by(drift_of(baselines, borders_s=borders_s), others) if baselines else None
 
 
 def _step_s(record: TrialRecord, drift: Drift | None) -> Interval:

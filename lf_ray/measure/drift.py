@@ -2,8 +2,8 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ _LARGE_FRAC = 0.08
 _MIN_SMOOTH_SCORE = 1.65
 _MIN_JUMP_SCATTERS = 12.0
 _MIN_REPEATS = 2
+_MIN_OTHER_REPEATS = 3
+_MUCH_WORSE = 2.0
+"""A variance ratio: visits of one setting that part this much by a correction did not drift."""
 _ASSUMED_DF = 2
 """Repeats that the assumed scatter within a start of the workers counts for."""
 
@@ -37,6 +40,7 @@ class Drift:
         reason: one line, in words.
         borders_s: dates at which the workers were started anew: what lies between two of them is
             compared with the baselines there, as long as there is one.
+        alone: the baseline moved, but what else was visited again did not: nothing is taken out.
         starts_frac: standard deviation between starts; 0 where none was found. Then the factors
             are levels of starts, and a start without a baseline is taken at the mean.
     """
@@ -49,6 +53,7 @@ class Drift:
     reason: str
     borders_s: tuple[float, ...] = ()
     starts_frac: float = 0.0
+    alone: bool = False
 
     @property
     def flagged(self) -> bool:
@@ -131,6 +136,33 @@ def drift_of(
         f"the baseline's step moved by {range_frac:.1%} over {len(ordered)} visits",
         tuple(borders_s),
     )
+
+
+def shared_by(drift: Drift, others: Iterable[Sequence[tuple[float, Interval]]]) -> Drift:
+    """Returns the drift where other settings went along, or one that takes nothing out.
+
+    A machine that becomes slower slows all; an eager baseline may also move with its host, which
+    a captured step does not feel. Then the correction would make visits of one setting differ
+    that were alike. Few repeats prove nothing: the drift stays.
+
+    Args:
+        drift: of the baseline.
+        others: date and single-visit step time of the visits of each other setting.
+    """
+    before, after, repeats = 0.0, 0.0, 0
+    for visits in others:
+        values = np.log([visit.value for _, visit in visits])
+        factors = np.log([drift.factor(at_s) for at_s, _ in visits])
+        before += float(((values - values.mean()) ** 2).sum())
+        after += float(((values - factors - (values - factors).mean()) ** 2).sum())
+        repeats += len(visits) - 1
+    if not drift.found or repeats < _MIN_OTHER_REPEATS or after <= _MUCH_WORSE * before:
+        return drift
+    reason = (
+        f"the baseline's step moved by {drift.range_frac:.1%} over {len(drift.at_s)} visits, those"
+        f" of other settings did not ({repeats} repeats)"
+    )
+    return replace(_still(drift.at_s, drift.range_frac, reason), alone=True)
 
 
 def _levels(

@@ -16,7 +16,7 @@ from lf_ray.machine import Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEPS = sorted(path.name for path in (ROOT / "sweeps").glob("*.py"))
-BENCHES = ("step", "overhead", "search", "data", "memory", "comm")
+BENCHES = ("step", "overhead", "search", "data", "memory", "comm", "grid", "live")
 COMMANDS = [
     *(["python", f"sweeps/{name}"] for name in SWEEPS),
     *(

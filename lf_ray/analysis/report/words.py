@@ -245,6 +245,8 @@ def _cost_words(answer: Answer) -> list[str]:
         said.append(f"{drift.reason}; that is taken out where the baseline was seen in them.")
     elif drift is not None and drift.found:
         said.append(f"The machine drifted: {drift.reason}; that is taken out of all numbers.")
+    elif drift is not None and drift.alone:
+        said.append(f"Not taken out of any number: {drift.reason}.")
     return said
 
 
