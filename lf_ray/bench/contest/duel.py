@@ -176,8 +176,8 @@ def in_turn(config: SweepConfig, sides: Sequence[Knobs], num_visits: int) -> lis
 
 def confirm(
     config: SweepConfig, searches: Sequence[Search], folder: Path, num_visits: int
-) -> list[Point]:
-    """Returns baseline and winners as measured in turn on one warm group; equal ones once."""
+) -> list[TrialRecord]:
+    """Returns the visits of baseline and winners in turn on one warm group; equal ones once."""
     sides: list[Knobs] = [knobs_of(config), *(item.knobs for item in searches)]
     unique = [knobs for index, knobs in enumerate(sides) if knobs not in sides[:index]]
     with open_groups(config, folder) as groups:
@@ -185,22 +185,27 @@ def confirm(
             groups.trainable, in_turn(config, unique, num_visits), folder / "turns"
         )
     records = [TrialRecord.from_json(json.loads(item["record"])) for item in results]
-    return list(gather(sorted(records, key=lambda record: record.request.id)).points)
+    return sorted(records, key=lambda record: record.clock_s.get("requested", 0.0))
 
 
 def judged(
-    ours: Search, plain: Search, points: Sequence[Point], num_workers: int
+    ours: Search, plain: Search, records: Sequence[TrialRecord], num_workers: int
 ) -> dict[str, Any]:
     """Returns what the comparison says, as JSON values.
 
     `ratio` is ours over plain, both as measured in turn; None where one of them did not settle,
-    or both are the same setting.
+    or both are the same setting. How far visits differ is taken from the winners' own where
+    neither is the baseline: an eager baseline may scatter by far more than captured steps.
     """
+    points = gather(records).points
     found = {point.key: point for point in points}
     baseline = points[0]
-
     both = [found.get(knob_key(item.knobs)) for item in (ours, plain)]
-    between = against(both[0], both[1])
+    if baseline not in both:
+        own = gather(item for item in records if item.point_id != baseline.id)
+        between = against(own.find(ours.knobs), own.find(plain.knobs))
+    else:
+        between = against(both[0], both[1])
     if both[0] is not None and both[0] is both[1]:
         verdict = "the same setting"
     elif between is None:

@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 
-from lf_ray.analysis.points import Point, gather
 from lf_ray.bench.contest.duel import Search, best_plain, in_turn, judged, table
 from lf_ray.bench.live import main, with_baseline
 from lf_ray.clock import FakeClock
-from lf_ray.protocol import Knobs, KnobValue, OutcomeKind, TrialOutcome, TrialRequest
+from lf_ray.protocol import (
+    Knobs,
+    KnobValue,
+    OutcomeKind,
+    TrialOutcome,
+    TrialRecord,
+    TrialRequest,
+)
 from lf_ray.search.space import space_from_literal
 from lf_ray.settings import SweepConfig, knobs_of
 from lf_ray.testing.objectives import KneeObjective
@@ -34,7 +40,9 @@ def found(bucket: float, claimed: float = 100.0) -> Search:
     )
 
 
-def measured(*buckets: float, unsteady: float | None = None) -> list[Point]:
+def measured(
+    *buckets: float, unsteady: float | None = None, restless: bool = False
+) -> list[TrialRecord]:
     def fate(request: TrialRequest) -> TrialOutcome | None:
         if request.knobs["overlap.bucket_size_mb"] != unsteady:
             return None
@@ -42,9 +50,15 @@ def measured(*buckets: float, unsteady: float | None = None) -> list[Point]:
             kind=OutcomeKind.FAILED, reason="its steps wander", error_kind="unsteady"
         )
 
-    objective = KneeObjective(true_rate=rate, fate=fate, clock=FakeClock())
+    moods = iter([0.8, 1.0, 1.2])
+
+    def mood(knobs: Knobs) -> float:
+        restless_now = restless and knobs["overlap.bucket_size_mb"] == buckets[0]
+        return rate(knobs) * (next(moods) if restless_now else 1.0)
+
+    objective = KneeObjective(true_rate=mood, fate=fate, clock=FakeClock())
     visits = in_turn(SweepConfig(), [at(bucket) for bucket in buckets], 3)
-    return list(gather(map(objective, visits)).points)
+    return list(map(objective, visits))
 
 
 def test_sides_are_visited_to_and_fro_and_the_first_is_the_baseline() -> None:
@@ -67,9 +81,16 @@ def test_the_winners_are_held_against_each_other(ours: float, plain: float, verd
     assert json.loads(json.dumps(said)) == said
 
 
+def test_a_restless_baseline_does_not_blur_the_winners() -> None:
+    records = measured(25.0, 64.0, 256.0, restless=True)
+    said = judged(found(256.0), found(64.0), records, num_workers=1)
+    assert said["verdict"] == "faster"
+    assert said["ours"]["over_baseline"]["hi"] - said["ours"]["over_baseline"]["lo"] > 0.1
+
+
 def test_what_each_claims_decides_nothing() -> None:
-    points = measured(25.0, 64.0, 256.0)
-    said = judged(found(64.0, claimed=500.0), found(256.0, claimed=90.0), points, num_workers=1)
+    records = measured(25.0, 64.0, 256.0)
+    said = judged(found(64.0, claimed=500.0), found(256.0, claimed=90.0), records, num_workers=1)
     assert said["verdict"] == "slower"
     assert said["ours"]["claimed_samples_per_s"] == 500.0
 
@@ -82,8 +103,8 @@ def test_one_setting_has_no_ratio_to_itself() -> None:
 
 
 def test_a_side_that_does_not_settle_is_undetermined() -> None:
-    points = measured(25.0, 64.0, 256.0, unsteady=64.0)
-    said = judged(found(256.0), found(64.0), points, num_workers=1)
+    records = measured(25.0, 64.0, 256.0, unsteady=64.0)
+    said = judged(found(256.0), found(64.0), records, num_workers=1)
     assert said["verdict"] == "undetermined: its steps wander"
     assert said["plain"]["samples_per_s"] is None
     assert "undetermined" in table(said)
