@@ -17,6 +17,7 @@ from lf_ray.record.history import read_journal
 from lf_ray.record.mlflow_sink import SPOOL_NAME, MlflowSink, replay
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("default"),  # MLflow's own deprecations are not ours
     pytest.mark.timeout(240),
 ]

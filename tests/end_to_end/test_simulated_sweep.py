@@ -25,6 +25,7 @@ def _never_opened(config: SweepConfig, folder: Path) -> Iterator[Groups]:
     yield
 
 
+@pytest.mark.slow
 def test_it_needs_no_workers_and_says_that_it_is_a_prediction(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

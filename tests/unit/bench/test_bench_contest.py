@@ -56,6 +56,7 @@ def test_a_ranking_counts_what_fits_and_what_is_near(ranking: Ranking) -> None:
     assert ranking.regret_frac(None) == 1
 
 
+@pytest.mark.slow
 def test_the_default_tables_can_tell_searchers_apart() -> None:
     for name in ("sim_8xh200", "sim_2xh200_slow"):
         assert Ranking(SimTable(name)).near_frac < 0.1, name

@@ -255,6 +255,7 @@ def test_tuning_the_whole_prefix_gives_it_gradients(batch: Batch, draws: Draws) 
     assert not any(".head." in name or "lm_head" in name for name in grads)
 
 
+@pytest.mark.slow
 def test_thirty_steps_fit_one_batch(batch: Batch, draws: Draws) -> None:
     model = nano().train()
     model.activate_embodiments([0])

@@ -166,7 +166,7 @@ def count(step: Callable[[], torch.Tensor]) -> Flops:
 @pytest.mark.parametrize(
     ("size", "changes"),
     [
-        ("3b", {}),
+        pytest.param("3b", {}, marks=pytest.mark.slow),
         ("nano", {}),
         ("nano", {"tune_visual": True, "tune_llm": True}),
         ("nano", {"tune_top_llm_layers": 0, "tune_vlln": False}),

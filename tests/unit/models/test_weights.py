@@ -297,6 +297,7 @@ def test_check_says_loadable_and_which_size(
     assert "a loadable GR00T N1.6 checkpoint of size nano" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_check_with_data_asks_the_trainer(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = weights.batch_check_command(folder, "3b", ["data.path=DIR", "data.embodiment=gr1"])
     assert command[1:5] == ["-m", "lf_ray.train", "--check-weights", str(folder)]

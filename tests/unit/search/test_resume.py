@@ -59,7 +59,13 @@ def story(sweep: FakeSweep) -> Story:
     return told
 
 
-@pytest.mark.parametrize("proposer", [RandomProposer(), TpeProposer()], ids=["random", "tpe"])
+@pytest.mark.parametrize(
+    "proposer",
+    [
+        pytest.param(RandomProposer(), id="random", marks=pytest.mark.slow),
+        pytest.param(TpeProposer(), id="tpe"),
+    ],
+)
 def test_the_answer_is_the_same_after_a_kill_at_any_event(proposer: Proposer) -> None:
     whole = new_sweep(proposer)
     stop = whole.run()
