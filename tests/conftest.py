@@ -35,6 +35,7 @@ STARTS_RAY = frozenset(
     }
 )
 """One process has them all: two Rays that start at once on two cores are late for each other."""
+_ENOUGH_FOR_THE_REST = 3
 
 
 def _beside(name: str) -> Path:
@@ -93,14 +94,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadFileScheduling
 
     scheduler = LoadFileScheduling(config, log)
-    # Where there are others for the rest, one process has all that starts several of its own: a
-    # sweep beside eight ranks that wait spinning takes five times as long.
+    # Where there are others for the rest, one process has all that starts several of its own: ranks
+    # wait spinning, and a sweep's workers starve beside them.
     apart = (config.getoption("numprocesses") or 0) < _ENOUGH_FOR_THE_REST
     scheduler._split_scope = partial(_kept_together, apart=apart)
     return scheduler
-
-
-_ENOUGH_FOR_THE_REST = 3
 
 
 def _kept_together(test: str, apart: bool) -> str:

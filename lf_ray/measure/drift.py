@@ -149,6 +149,8 @@ def shared_by(drift: Drift, others: Iterable[Sequence[tuple[float, Interval]]]) 
         drift: of the baseline.
         others: date and single-visit step time of the visits of each other setting.
     """
+    if not drift.found:
+        return drift
     before, after, repeats = 0.0, 0.0, 0
     for visits in others:
         values = np.log([visit.value for _, visit in visits])
@@ -156,7 +158,7 @@ def shared_by(drift: Drift, others: Iterable[Sequence[tuple[float, Interval]]]) 
         before += float(((values - values.mean()) ** 2).sum())
         after += float(((values - factors - (values - factors).mean()) ** 2).sum())
         repeats += len(visits) - 1
-    if not drift.found or repeats < _MIN_OTHER_REPEATS or after <= _MUCH_WORSE * before:
+    if repeats < _MIN_OTHER_REPEATS or after <= _MUCH_WORSE * before:
         return drift
     reason = (
         f"the baseline's step moved by {drift.range_frac:.1%} over {len(drift.at_s)} visits, those"

@@ -225,16 +225,16 @@ def judged(
                 if value != baseline.knobs.get(knob)
             },
             "claimed_samples_per_s": search.claimed_samples_per_s,
-            "samples_per_s": _plain(point.throughput if point else None),
-            "over_baseline": _plain(against(point, baseline)),
+            "samples_per_s": _wire(point.throughput if point else None),
+            "over_baseline": _wire(against(point, baseline)),
             "trials": search.num_trials,
             "without_number": search.num_without,
             "worker_s": search.wall_s * num_workers,
         }
     return {
-        "baseline_samples_per_s": _plain(baseline.throughput),
+        "baseline_samples_per_s": _wire(baseline.throughput),
         **rows,
-        "ratio": _plain(between),
+        "ratio": _wire(between),
         "verdict": verdict,
     }
 
@@ -276,13 +276,5 @@ def _words(values: Mapping[str, Any] | None, form: str) -> str:
     return f"{values['value']:{form}} [{values['lo']:{form}}, {values['hi']:{form}}]"
 
 
-def _plain(interval: Interval | None) -> dict[str, Any] | None:
-    if interval is None:
-        return None
-    return {
-        "value": interval.value,
-        "lo": interval.lo,
-        "hi": interval.hi,
-        "num_visits": interval.num_visits,
-        "num_steps": interval.num_steps,
-    }
+def _wire(interval: Interval | None) -> dict[str, Any] | None:
+    return interval.to_json() if interval else None
