@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from lf_ray.analysis.points import Point
+from lf_ray.measure.between import MIN_REPEATS
 from lf_ray.measure.clusters import PartRatio, part_ratio
-from lf_ray.measure.interval import MIN_REPEATS
 
 DATA_BOUND_FRAC = 0.2
 _MAX_RUNS, _MIN_RUN_STEPS = 10, 4

@@ -115,7 +115,6 @@ def _single(history: SweepHistory, ladders: Ladders | None = None) -> Answer:
         knee_estimate(
             along,
             delta=_delta(history),
-            between_frac=gathered.between.frac,
             seed=history.header.seed,
         )
         for along in slices

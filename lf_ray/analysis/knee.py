@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from lf_ray.analysis.points import Visit
 from lf_ray.analysis.slices import Reading, Slice, in_words
-from lf_ray.measure.interval import ASSUMED_BETWEEN_FRAC
 from lf_ray.protocol import KnobValue, Wire
 
 NUM_RESAMPLES = 2000
@@ -71,7 +70,6 @@ def knee_estimate(
     slice_: Slice,
     *,
     delta: float = 0.02,
-    between_frac: float = ASSUMED_BETWEEN_FRAC,
     seed: int = 0,
 ) -> Knee:
     """Returns the knee that a slice shows.
@@ -79,7 +77,6 @@ def knee_estimate(
     Args:
         slice_: throughput along one knob's ladder, cheapest first.
         delta: what counts as equally fast, as a share.
-        between_frac: standard deviation between visits of one setting, as a share.
         seed: of the bootstrap.
     """
     if slice_.is_dead:
@@ -89,7 +86,7 @@ def knee_estimate(
     values = np.array([_pooled_value(reading) for reading in slice_.readings])
     if not np.isfinite(values[slice_.best_index]):
         return _unmeasured(slice_, "the best point itself was not measured")
-    draws = _resample(slice_.readings, between_frac, np.random.default_rng(seed))
+    draws = _resample(slice_.readings, np.random.default_rng(seed))
     return _Judgement(slice_, values, draws, delta).knee()
 
 
@@ -305,11 +302,11 @@ def _pooled_value(reading: Reading) -> float:
     return float(np.mean([visit.throughput.value for visit in reading.visits]))
 
 
-def _resample(readings: Sequence[Reading], between_frac: float, rng: np.random.Generator) -> Floats:
+def _resample(readings: Sequence[Reading], rng: np.random.Generator) -> Floats:
     """Returns bootstrap draws of the ladder's throughputs: over visits, then batches.
 
     Few visits can't show how far visits differ, so that part is drawn from `between_frac`, which
-    is pooled over the whole sweep; batches are drawn with replacement within each visit. What
+    the whole sweep has a part in; batches are drawn with replacement within each visit. What
     visits share with a start of their workers is drawn once for all of them.
     """
     draws = np.full((NUM_RESAMPLES, len(readings)), np.nan)
@@ -319,7 +316,7 @@ def _resample(readings: Sequence[Reading], between_frac: float, rng: np.random.G
             continue
         if reading.point_id not in by_point:
             drawn = [_resample_visit(visit, rng) for visit in reading.visits]
-            noise = 1 + between_frac * rng.standard_normal((len(drawn), NUM_RESAMPLES))
+            noise = 1 + reading.between_frac * rng.standard_normal((len(drawn), NUM_RESAMPLES))
             mean = np.mean(np.array(drawn) * noise, axis=0)
             if reading.start_frac:
                 mean = mean * (1 + reading.start_frac * rng.standard_normal(NUM_RESAMPLES))

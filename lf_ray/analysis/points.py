@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from lf_ray.measure.between import Between, between_visits
 from lf_ray.measure.drift import Drift, drift_of, shared_by
-from lf_ray.measure.interval import Between, between_visits, pooled, start_part, throughput
+from lf_ray.measure.interval import ASSUMED_BETWEEN_FRAC, pooled, start_part, throughput
 from lf_ray.measure.starts import starts_of
 from lf_ray.protocol import (
     GateResult,
@@ -65,6 +66,7 @@ class Point:
         metrics: means over visits, likewise phases_s and memory_bytes.
         start_frac: error that its visits share because they share starts of the workers; it
             counts against points that need other workers alone, and is not in the intervals.
+        between_frac: standard deviation between its visits, as a share; it is in the intervals.
     """
 
     id: str
@@ -83,6 +85,7 @@ class Point:
     metrics: Mapping[str, float]
     records: tuple[TrialRecord, ...]
     start_frac: float = 0.0
+    between_frac: float = ASSUMED_BETWEEN_FRAC
 
     @property
     def gate_failed(self) -> bool:
@@ -100,7 +103,7 @@ class Gathered:
     """A sweep's points, with what all of them share.
 
     Attributes:
-        between: how far visits of one setting differ.
+        between: how far visits of each setting differ.
         drift: of the machine; None before the baseline has settled.
     """
 
@@ -157,17 +160,18 @@ class Gatherer:
         drift = _drift(settled.values(), borders_s)
         moved = drift if drift and drift.found else None
         steps = {name: [_step_s(r, moved) for r in group] for name, group in settled.items()}
-        between = between_visits(list(steps.values()))
+        between = between_visits({name: group for name, group in steps.items() if group})
         points = []
         for name, group in grouped.items():
             # The point is the same as long as no record came in and nothing shared has moved.
-            key = (len(group), moved, between)
+            own_frac = between.of(name)
+            key = (len(group), moved, own_frac)
             known = self._points.get(name)
             if known is None or known[0] != key:
                 visits = tuple(self._visit(record, moved) for record in settled[name])
                 num_starts = len({start_of[id(record)] for record in settled[name]})
                 between_starts = moved.starts_frac if moved else 0.0
-                point = _point(name, group, visits, between, (num_starts, between_starts))
+                point = _point(name, group, visits, own_frac, (num_starts, between_starts))
                 known = self._points[name] = (key, point)
             points.append(known[1])
         return Gathered(tuple(points), between, drift)
@@ -291,13 +295,13 @@ def _point(
     name: str,
     group: Sequence[TrialRecord],
     visits: tuple[Visit, ...],
-    between: Between,
+    between_frac: float,
     starts: tuple[int, float],
 ) -> Point:
     own = next((r for r in group if r.request.id == name), group[0])
     settled = [r for r in group if _settled(r)]
     shown = own if own in settled or not settled else settled[0]
-    step_s = pooled([visit.step_s for visit in visits], between) if visits else None
+    step_s = pooled([visit.step_s for visit in visits], between_frac) if visits else None
     return Point(
         id=name,
         purpose=own.request.purpose,
@@ -314,7 +318,8 @@ def _point(
         memory_bytes=_means([r.memory_bytes for r in settled or group]),
         metrics=_means([r.metrics for r in settled]),
         records=tuple(group),
-        start_frac=start_part(between, starts[0], len(visits), starts[1]) if visits else 0.0,
+        start_frac=start_part(between_frac, starts[0], len(visits), starts[1]) if visits else 0.0,
+        between_frac=between_frac,
     )
 
 

@@ -1,11 +1,9 @@
 """Steady state, intervals and when to stop. numpy only."""
 
+from lf_ray.measure.between import Between, between_visits
 from lf_ray.measure.drift import Drift, drift_of
 from lf_ray.measure.interval import (
-    ASSUMED_BETWEEN,
     ASSUMED_BETWEEN_FRAC,
-    Between,
-    between_visits,
     pooled,
     ratio,
     throughput,
@@ -16,7 +14,6 @@ from lf_ray.measure.steady import Steady, steady_state
 from lf_ray.measure.stopping import Decision, decide, least_steps, tolerance
 
 __all__ = [
-    "ASSUMED_BETWEEN",
     "ASSUMED_BETWEEN_FRAC",
     "Between",
     "Decision",

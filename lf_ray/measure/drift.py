@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lf_ray.measure.interval import ASSUMED_BETWEEN, Between, pooled
+from lf_ray.measure.interval import ASSUMED_BETWEEN_FRAC, pooled
 from lf_ray.measure.quantiles import Z_95
 from lf_ray.protocol import Interval
 
@@ -90,7 +90,7 @@ class Drift:
 
 def drift_of(
     baselines: Sequence[tuple[float, Interval]],
-    between: Between = ASSUMED_BETWEEN,
+    between_frac: float = ASSUMED_BETWEEN_FRAC,
     borders_s: Sequence[float] = (),
 ) -> Drift:
     """Returns the drift that re-visited baselines show.
@@ -102,14 +102,14 @@ def drift_of(
 
     Args:
         baselines: date and single-visit step time of each baseline visit, at least one.
-        between: the least that visits differ by without drift. When estimated from these same
+        between_frac: the least that visits differ by without drift. When estimated from these same
             baselines it holds the drift already; then pass the assumed one.
         borders_s: dates at which the workers were started anew, rising.
     """
     ordered = sorted(baselines, key=lambda item: item[0])
     at_s = tuple(date for date, _ in ordered)
     values = np.array([visit.value for _, visit in ordered])
-    pools = [pooled([visit], between) for _, visit in ordered]
+    pools = [pooled([visit], between_frac) for _, visit in ordered]
     errors = np.array([(pool.hi - pool.lo) / 2 / Z_95 / pool.value for pool in pools])
     weights = 1 / errors**2
     mean = float(weights @ values / weights.sum())

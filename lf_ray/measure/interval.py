@@ -19,7 +19,6 @@ from lf_ray.protocol import Interval
 
 ASSUMED_BETWEEN_FRAC = 0.003
 """Between-visit sd assumed until five repeats exist (measured: re-captures 0.2 %, hosts 1 %)."""
-MIN_REPEATS = 5
 MIN_STEPS = 8
 _MAX_BATCHES = 10
 _MIN_BATCH_STEPS = 4
@@ -99,6 +98,12 @@ def visit_interval(steady_step_s: Sequence[float] | Series) -> Interval:
     return visit_mean(steady_step_s).interval()
 
 
+def visit_error_frac(visit: Interval) -> float:
+    """Returns the standard error of a single visit's mean, as a share of it."""
+    reach = (visit.hi - visit.lo) / 2 / visit.value
+    return reach / t_quantile(0.975, _batch_df(visit.num_steps))
+
+
 def throughput(step_s: Interval, samples_per_step: float) -> Interval:
     """Returns samples a second from the interval of the step time."""
     return Interval(
@@ -110,48 +115,13 @@ def throughput(step_s: Interval, samples_per_step: float) -> Interval:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Between:
-    """The relative standard deviation between visits of one point, and what it rests on."""
-
-    frac: float
-    df: float
-    assumed: bool
-
-
-ASSUMED_BETWEEN = Between(ASSUMED_BETWEEN_FRAC, math.inf, True)
-
-
-def between_visits(points: Sequence[Sequence[Interval]]) -> Between:
-    """Returns the between-visit part, pooled over all points that were visited more than once.
-
-    Args:
-        points: the single-visit intervals of each point, within part only.
-    """
-    repeated = [visits for visits in points if len(visits) > 1]
-    df = sum(len(visits) - 1 for visits in repeated)
-    if df < MIN_REPEATS:
-        return ASSUMED_BETWEEN
-    total = 0.0
-    for visits in repeated:
-        values = np.array([visit.value for visit in visits])
-        spread = float(((values / values.mean() - 1) ** 2).sum())
-        within = float(np.mean([(_error(visit) / visit.value) ** 2 for visit in visits]))
-        total += spread - within * (len(visits) - 1)
-    # Few repeats may agree by luck: they can't bring the assumption down faster than they grow.
-    variance = max(total, ASSUMED_BETWEEN_FRAC**2) / df
-    return Between(math.sqrt(variance), float(df), False)
-
-
-def pooled(visits: Sequence[Interval], between: Between | float = ASSUMED_BETWEEN) -> Interval:
+def pooled(visits: Sequence[Interval], between_frac: float = ASSUMED_BETWEEN_FRAC) -> Interval:
     """Returns one interval from a point's visits, within and between part.
 
     Args:
         visits: single-visit intervals (step time or throughput), at least one.
-        between: the between-visit part, as `between_visits` gives it or as a plain share.
+        between_frac: standard deviation between visits, as `between_visits` gives it.
     """
-    if not isinstance(between, Between):
-        between = Between(between, math.inf, True)
     values = np.array([visit.value for visit in visits])
     steps = np.array([visit.num_steps for visit in visits], dtype=np.float64)
     dfs = np.array([_batch_df(visit.num_steps) for visit in visits])
@@ -170,14 +140,14 @@ def pooled(visits: Sequence[Interval], between: Between | float = ASSUMED_BETWEE
     # Weights from the common noise, not from each visit's own: a visit that happened to meet no
     # spike is both faster and quieter, and would pull the mean down.
     step_variance = float(np.mean((below**2 + above**2) / 2 * steps / values**2))
-    weights = 1 / (between.frac**2 + step_variance / steps + 1e-18)
+    weights = 1 / (between_frac**2 + step_variance / steps + 1e-18)
     weights /= weights.sum()
     value = float(weights @ values)
-    between_part = between.frac * value * math.sqrt(float(weights @ weights))
+    between_part = between_frac * value * math.sqrt(float(weights @ weights))
     sides = []
     for side in (below, above):
         parts = np.append((weights * side) ** 2, between_part**2)
-        free = np.append(dfs, between.df)
+        free = np.append(dfs, math.inf)
         df = parts.sum() ** 2 / max(float((parts**2 / free).sum()), 1e-300)
         sides.append(math.sqrt(parts.sum()) * t_quantile(0.975, min(max(1.0, round(df, 1)), 1e6)))
     return Interval(
@@ -204,7 +174,7 @@ def widened(interval: Interval, frac: float) -> Interval:
 
 
 def start_part(
-    between: Between, num_starts: int, num_visits: int, starts_frac: float = 0.0
+    between_frac: float, num_starts: int, num_visits: int, starts_frac: float = 0.0
 ) -> float:
     """Returns what `pooled` leaves out where visits share starts of the workers, as a share.
 
@@ -212,9 +182,9 @@ def start_part(
     they share cancels; against one of other workers there are only as many readings as starts.
 
     `starts_frac` is a standard deviation between starts that was taken out of the readings before,
-    so that `between` holds nothing of it.
+    so that `between_frac` holds nothing of it.
     """
-    frac = max(between.frac, ASSUMED_BETWEEN_FRAC)
+    frac = max(between_frac, ASSUMED_BETWEEN_FRAC)
     shared = frac**2 * max(0.0, 1 / num_starts - 1 / num_visits)
     return math.sqrt(shared + starts_frac**2 / num_starts)
 
@@ -246,10 +216,6 @@ def _num_batches(num_steps: int) -> int:
 
 def _batch_df(num_steps: int) -> float:
     return float(_num_batches(num_steps) - 1)
-
-
-def _error(visit: Interval) -> float:
-    return (visit.hi - visit.lo) / 2 / t_quantile(0.975, _batch_df(visit.num_steps))
 
 
 def _batch_error(plain_s: Series, phi: float) -> tuple[float, float]:

@@ -189,8 +189,8 @@ def compared(
     steps = {
         name: [item for item in of if isinstance(item, Interval)] for name, of in readings.items()
     }
-    between = between_visits(list(steps.values()))
-    means = {name: pooled(of, between) for name, of in steps.items() if of}
+    between = between_visits({name: of for name, of in steps.items() if of})
+    means = {name: pooled(of, between.of(name)) for name, of in steps.items() if of}
     firsts = {name: next(ranks[0] for ranks in visits[name] if ranks[0].times_s) for name in means}
     rates = {name: throughput(mean, firsts[name].samples_per_step) for name, mean in means.items()}
     rows = []

@@ -83,9 +83,7 @@ def _estimate(state: SweepState, rules: Rules, anchor: Point, knob: str) -> Knee
         baseline_value=state.space.baseline[knob],
         dead=state.dead,
     )
-    return knee_estimate(
-        slice_, delta=rules.delta, between_frac=state.between.frac, seed=rules.seed
-    )
+    return knee_estimate(slice_, delta=rules.delta, seed=rules.seed)
 
 
 def _ladder(state: SweepState, anchor: Point, knob: str) -> list[KnobValue]:

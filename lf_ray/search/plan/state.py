@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from lf_ray.analysis.knee import Knee
 from lf_ray.analysis.points import Gathered, Gatherer, Point, best_of, eligible
-from lf_ray.measure.interval import Between
+from lf_ray.measure.between import Between
 from lf_ray.measure.starts import Starts
 from lf_ray.protocol import (
     GradientTensor,
@@ -250,7 +250,7 @@ class SweepState:
 
     @property
     def between(self) -> Between:
-        """Returns how much visits of one point differ, from all repeats so far."""
+        """Returns how much visits of each point differ, from all repeats so far."""
         return self._gather().between
 
     def _gather(self) -> Gathered:

@@ -45,7 +45,12 @@ def revisit(
         purpose=purpose,
         replicate_of=point_id,
         budget=budget(
-            state, rules, racing=purpose is Purpose.SLICE, min_steps=min_steps, coarse=coarse
+            state,
+            rules,
+            racing=purpose is Purpose.SLICE,
+            min_steps=min_steps,
+            coarse=coarse,
+            between_frac=state.between.of(point_id),
         ),
         deadlines=rules.deadlines,
     )
@@ -71,13 +76,20 @@ def slice_visit(state: SweepState, rules: Rules, knobs: Knobs, reason: str) -> R
 
 
 def budget(
-    state: SweepState, rules: Rules, *, racing: bool, min_steps: int = 0, coarse: bool = False
+    state: SweepState,
+    rules: Rules,
+    *,
+    racing: bool,
+    min_steps: int = 0,
+    coarse: bool = False,
+    between_frac: float | None = None,
 ) -> Budget:
     """Returns when the visit may stop.
 
     A race is run against the lower end of the best point's interval, so that a lucky reading does
     not cut the others short. A coarse visit sorts points; what is called best is read finely later.
-    No visit is read more finely than visits are seen to differ: more steps don't shrink that part.
+    No visit is read more finely than visits are seen to differ (`between_frac`; None: as is
+    typical): more steps don't shrink that part.
     """
     measure = rules.measure
     steps = max(measure.min_steps, min_steps)
@@ -87,7 +99,9 @@ def budget(
         max_steps=max(measure.max_steps, min_steps + measure.min_steps if min_steps else 0),
         max_s=measure.max_s,
         target_frac=max(
-            measure.target_frac, state.between.frac, rules.coarse_frac if coarse else 0.0
+            measure.target_frac,
+            state.between.typical if between_frac is None else between_frac,
+            rules.coarse_frac if coarse else 0.0,
         ),
         incumbent_samples_per_s=throughput(best).lo if best else None,
         delta_frac=rules.delta,

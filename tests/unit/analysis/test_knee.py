@@ -319,7 +319,7 @@ def test_values_that_need_workers_of_their_own_carry_the_error_of_a_start(
     ):
         curve: dict[KnobValue, float | None] = {values[0]: 95.6, values[1]: 100.0}
         along = _slice(make_record, curve, knob=knob, between_frac=0.015, visits=12, best=values[1])
-        knees[knob] = knee_estimate(along, between_frac=0.015), along
+        knees[knob] = knee_estimate(along), along
     same, apart = knees["pipeline.prefix"], knees["memory.backend"]
     # The same readings: twelve visits of one start are twelve readings, but one of the start.
     means = [

@@ -7,8 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lf_ray.measure import (
-    Between,
-    between_visits,
     pooled,
     ratio,
     read_visit,
@@ -68,22 +66,6 @@ def test_coverage_of_short_visits_without_spikes(num_steps: int, phi: float) -> 
     assert 0.93 - 0.015 <= np.mean(hits) <= 0.97 + 0.013  # two binomial errors of 700
 
 
-@pytest.mark.parametrize("num_visits", [2, 4, 6])
-def test_pooled_visits_cover_with_an_estimated_between_part(num_visits: int) -> None:
-    rng = np.random.default_rng(13)
-    noise = StepNoise(cv=0.01, phi=0.2, between_frac=0.01)
-    num_points = 4
-    hits = []
-    for _ in range(250):
-        points = [
-            [visit_interval(row) for row in noise.factors(rng, num_visits + 1, 24)]
-            for _ in range(num_points)
-        ]
-        between = between_visits(points)
-        hits += [covers(pooled(point, between), 1) for point in points]
-    assert 0.92 <= np.mean(hits) <= 0.98
-
-
 def test_without_a_between_part_the_interval_is_too_sure_of_itself() -> None:
     noise = StepNoise(cv=0.004, phi=0.2, between_frac=0.006)
     rows = noise.factors(np.random.default_rng(14), 400, 60)
@@ -91,17 +73,6 @@ def test_without_a_between_part_the_interval_is_too_sure_of_itself() -> None:
     both = np.mean([covers(pooled([visit_interval(row)], 0.006), 1) for row in rows])
     assert within < 0.5
     assert both > 0.92
-
-
-def test_the_between_part_is_assumed_until_five_repeats_exist() -> None:
-    noise = StepNoise(cv=0.005, phi=0.2, between_frac=0.012)
-    rng = np.random.default_rng(15)
-    visits = [visit_interval(row) for row in noise.factors(rng, 40, 30)]
-    assert between_visits([visits[:5]]) == Between(0.003, math.inf, True)
-    estimate = between_visits([visits[:10], visits[10:20], visits[20:]])
-    assert not estimate.assumed
-    assert estimate.frac == pytest.approx(0.012, rel=0.3)
-    assert estimate.df == 9 + 9 + 19
 
 
 def test_spikes_widen_the_upper_side_more() -> None:
@@ -182,6 +153,6 @@ def test_poisson_bounds_lie_near_the_exact_ones(count: int) -> None:
 
 def test_visits_without_any_spread_pool_without_a_warning() -> None:
     same = Interval(value=0.1, lo=0.1, hi=0.1, num_steps=30, num_visits=1)
-    pooled_same = pooled([same, same], between_visits([[same, same]]))
+    pooled_same = pooled([same, same], 0.0)
     assert pooled_same.value == pytest.approx(0.1)
     assert pooled_same.lo <= pooled_same.value <= pooled_same.hi

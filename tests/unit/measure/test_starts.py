@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from lf_ray.measure import Between, drift_of, pooled, ratio
+from lf_ray.measure import drift_of, pooled, ratio
 from lf_ray.measure.interval import start_part, widened
 from lf_ray.measure.starts import starts_of
 from lf_ray.protocol import (
@@ -97,11 +97,11 @@ def test_starts_that_are_alike_are_seldom_told_apart(between_frac: float) -> Non
 
 
 def test_what_visits_share_with_their_start_is_what_pooling_leaves_out() -> None:
-    between = Between(0.01, 20.0, False)
-    assert start_part(between, 3, 3) == 0.0
-    assert start_part(between, 1, 4) == pytest.approx(0.01 * np.sqrt(1 - 1 / 4))
-    assert start_part(Between(1e-4, 20.0, False), 1, 4) > 0.002
-    known = start_part(between, 4, 4, starts_frac=0.03)
+    between_frac = 0.01
+    assert start_part(between_frac, 3, 3) == 0.0
+    assert start_part(between_frac, 1, 4) == pytest.approx(0.01 * np.sqrt(1 - 1 / 4))
+    assert start_part(1e-4, 1, 4) > 0.002
+    known = start_part(between_frac, 4, 4, starts_frac=0.03)
     assert known == pytest.approx(0.015)
     wide = widened(reading(1.0), 0.01)
     assert wide.hi - 1 == pytest.approx(np.hypot(0.001, 1.96 * 0.01), rel=1e-3)
@@ -110,15 +110,15 @@ def test_what_visits_share_with_their_start_is_what_pooling_leaves_out() -> None
 
 def test_points_of_different_workers_are_told_apart_no_more_often_than_chance_has_it() -> None:
     rng = np.random.default_rng(7)
-    between = Between(0.01, 200.0, False)
+    between_frac = 0.01
     covered, covered_without = 0, 0
     for _ in range(1000):
         sides = []
         for _ in range(2):
             start = 1 + 0.01 * rng.standard_normal()
-            sides.append(pooled([reading(start) for _ in range(4)], between))
+            sides.append(pooled([reading(start) for _ in range(4)], between_frac))
         plain = ratio(*sides)
-        found = ratio(*(widened(side, start_part(between, 1, 4)) for side in sides))
+        found = ratio(*(widened(side, start_part(between_frac, 1, 4)) for side in sides))
         covered += found.lo <= 1 <= found.hi
         covered_without += plain.lo <= 1 <= plain.hi
     assert 0.93 <= covered / 1000 <= 0.975
