@@ -108,12 +108,12 @@ GATES_OF_MEMORY: Mapping[str, tuple[str, int]] = {
 """Where memory runs out: a phase of the session and a step. In the first two nothing is sent."""
 
 
-def out_of_memory_faults() -> tuple[Fault, ...]:
-    """Returns a fault for each gate, on both ranks (`oom_GATE_all`) and on rank 1 (`.._one`)."""
+def out_of_memory_faults(num_ranks: int = 2) -> tuple[Fault, ...]:
+    """Returns a fault for each gate, on all ranks (`oom_GATE_all`) and on rank 1 (`.._one`)."""
     return tuple(
         Fault(request=f"oom_{gate}_{who}", kind="oom", phase=phase, ranks=ranks, step=step)
         for gate, (phase, step) in GATES_OF_MEMORY.items()
-        for who, ranks in (("all", (0, 1)), ("one", (1,)))
+        for who, ranks in (("all", tuple(range(num_ranks))), ("one", (1,)))
     )
 
 

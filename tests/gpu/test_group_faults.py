@@ -1,4 +1,4 @@
-"""Lost and late ranks with NCCL: the other rank waits inside a collective's kernel on its GPU."""
+"""Lost and late ranks with NCCL: the others wait inside a collective's kernel on their GPUs."""
 
 from collections.abc import Iterator, Mapping
 
@@ -37,7 +37,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NativeGroup]:
     )
     started = NativeGroup(
         folder,
-        ["data=synthetic", "cluster.workers=2"],
+        ["data=synthetic", f"cluster.workers={torch.cuda.device_count()}"],
         faults=faults,
         budget=Budget(min_steps=40, max_steps=80, target_frac=0.5),
         step_s=20.0,
@@ -78,7 +78,7 @@ def test_a_killed_rank_is_replaced(
 
 
 def test_a_stopped_rank_is_named(group: NativeGroup) -> None:
-    """Though it is the other one that spins on its GPU."""
+    """Though it is the others that spin on their GPUs."""
     group.knobs = dict(CAPTURED)
     record = submitted(group, "stopped")
     assert record.outcome.kind is OutcomeKind.FAILED

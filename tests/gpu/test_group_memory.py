@@ -23,8 +23,8 @@ pytestmark = [
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NativeGroup]:
     started = NativeGroup(
         tmp_path_factory.mktemp("tight"),
-        ["data=synthetic", "cluster.workers=2"],
-        faults=out_of_memory_faults(),
+        ["data=synthetic", f"cluster.workers={torch.cuda.device_count()}"],
+        faults=out_of_memory_faults(torch.cuda.device_count()),
         budget=Budget(min_steps=40, max_steps=80, target_frac=0.5),
         step_s=60.0,
     )
