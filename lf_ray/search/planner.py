@@ -97,14 +97,15 @@ class Planner:
         kind, count = state.streak
         if count >= rules.max_failures:
             return Stop(f"{count} failures in a row of kind {kind}: {state.streak_reason}", 0)
+        baseline = None if state.orphans else baseline_decision(state, rules)
+        if baseline is not None:
+            # Without a baseline all was for nothing: its second visit may pass the time.
+            return baseline
         over = self._time_reason(elapsed_s)
         if over:
             return Stop(over, 0)
         if state.orphans:
             return again_decision(state)
-        baseline = baseline_decision(state, rules)
-        if baseline is not None:
-            return baseline
         if state.phase == "search":
             return search_decision(state, rules, self._proposer, elapsed_s)
         if state.phase == "done":

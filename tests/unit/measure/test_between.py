@@ -10,6 +10,7 @@ from lf_ray.testing.sim.noise import StepNoise
 VISITS = (6, 4, 3, 2, 2, 1, 1)
 """Of one baseline, a best point, its neighbours and what was tried once."""
 STEPS = 30
+SLOW = pytest.mark.slow
 
 
 class World:
@@ -48,9 +49,11 @@ def readings(world: World, num: int, seed: int = 1) -> dict[str, tuple[float, fl
     return {name: tuple(np.mean(np.array(seen), axis=0)) for name, seen in hits.items()}
 
 
-@pytest.mark.parametrize("between_frac", [0.001, 0.003, 0.01])
+@pytest.mark.parametrize(
+    "between_frac", [pytest.param(0.001, marks=SLOW), 0.003, pytest.param(0.01, marks=SLOW)]
+)
 def test_settings_that_are_alike_are_covered(between_frac: float) -> None:
-    found = readings(alike(between_frac), 150)
+    found = readings(alike(between_frac), 60)
     # One in twenty may miss; too wide is what little data costs below the assumed spread.
     assert 0.91 <= np.mean([covered for covered, _ in found.values()]) <= 0.995
     half_width = found["p1"][1]
@@ -58,15 +61,19 @@ def test_settings_that_are_alike_are_covered(between_frac: float) -> None:
     assert half_width < 1.6 * exact
 
 
-@pytest.mark.parametrize(("between_frac", "cv"), [(0.03, 0.03), (0.03, 0.005), (0.07, 0.15)])
+@pytest.mark.parametrize(
+    ("between_frac", "cv"),
+    [(0.03, 0.03), pytest.param(0.03, 0.005, marks=SLOW), pytest.param(0.07, 0.15, marks=SLOW)],
+)
 def test_a_restless_baseline_keeps_its_own_scatter(between_frac: float, cv: float) -> None:
-    found = readings(restless_baseline(between_frac, cv), 150)
+    found = readings(restless_baseline(between_frac, cv), 60)
     quiet = [covered for name, (covered, _) in found.items() if name != "p0"]
     assert np.mean(quiet) >= 0.93
     assert found["p0"][0] >= 0.82
     assert found["p1"][1] < 0.005  # pooled over all, the baseline's scatter makes 1.9 to 4 % of it
 
 
+@SLOW
 def test_a_setting_seen_once_is_judged_by_the_noise_of_its_steps() -> None:
     noisy_too = readings(restless_baseline(0.03, 0.03), 80)["p6"]
     as_quiet_as_all = readings(restless_baseline(0.03, 0.005), 80)["p6"]

@@ -289,6 +289,20 @@ def test_the_time_limit_leaves_time_for_the_slices(make_sweep: MakeSweep) -> Non
     assert len(sweep.started("slice")) > 5
 
 
+def test_the_baseline_gets_its_second_visit_after_the_time_too(make_sweep: MakeSweep) -> None:
+    """Without it all that was spent has no answer."""
+    clock = FakeClock()
+
+    def fate(request: TrialRequest) -> TrialOutcome | None:
+        return worker_lost() if request.id == "t000" else None
+
+    objective = KneeObjective(clock=clock, fate=fate)
+    sweep = make_sweep(execute=objective, clock=clock, rules=Rules(minutes=0.001))
+    stop = sweep.run()
+    assert [request.id for request in sweep.started()] == ["t000", "t000r1"]
+    assert (stop.reason, stop.exit_code) == ("sweep.minutes=0.001 are used up", 0)
+
+
 def test_a_slow_machine_gets_a_shorter_sweep(make_sweep: MakeSweep) -> None:
     """Visits of 11 s: what matters is still measured, once, and it is said."""
     lengths = {}
