@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from lf_ray.analysis.points import Point
-from lf_ray.measure.between import MIN_REPEATS
 from lf_ray.measure.clusters import PartRatio, part_ratio
 
 DATA_BOUND_FRAC = 0.2
 _MAX_RUNS, _MIN_RUN_STEPS = 10, 4
+_MIN_VISITS = 5
 _REMOVABLE = {
     "data": ("wait", "loader"),
     "communication": ("exposed",),
@@ -94,8 +94,8 @@ def wait_share(point: Point) -> float:
 def wait_of(point: Point) -> PartRatio:
     """Returns that share with its interval.
 
-    Its parts are visits where there are five or more, as with the between-visit part of a step
-    time, else runs of neighbouring steps within visits.
+    Its parts are visits where there are five or more, which then show how they differ, else
+    runs of neighbouring steps within visits.
     """
     visits = [
         list(zip(record.trace.wait_s, record.trace.wall_s))[record.steady_from :]
@@ -103,7 +103,7 @@ def wait_of(point: Point) -> PartRatio:
         if record.trace is not None and record.step_s is not None
     ]
     parts = (
-        visits if len(visits) >= MIN_REPEATS else [run for steps in visits for run in _runs(steps)]
+        visits if len(visits) >= _MIN_VISITS else [run for steps in visits for run in _runs(steps)]
     )
     waited = [sum(wait_s for wait_s, _ in steps) for steps in parts]
     walls = [sum(wall_s for _, wall_s in steps) for steps in parts]

@@ -306,7 +306,7 @@ def _resample(readings: Sequence[Reading], rng: np.random.Generator) -> Floats:
     """Returns bootstrap draws of the ladder's throughputs: over visits, then batches.
 
     Few visits can't show how far visits differ, so that part is drawn from `between_frac`, which
-    the whole sweep has a part in; batches are drawn with replacement within each visit. What
+    is learnt over the whole sweep; batches are drawn with replacement within each visit. What
     visits share with a start of their workers is drawn once for all of them.
     """
     draws = np.full((NUM_RESAMPLES, len(readings)), np.nan)

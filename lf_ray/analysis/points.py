@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 
-from lf_ray.measure.between import Between, between_visits
+from lf_ray.measure.between import between_visits
 from lf_ray.measure.drift import Drift, drift_of, shared_by
 from lf_ray.measure.interval import ASSUMED_BETWEEN_FRAC, pooled, start_part, throughput
 from lf_ray.measure.starts import starts_of
@@ -66,7 +67,8 @@ class Point:
         metrics: means over visits, likewise phases_s and memory_bytes.
         start_frac: error that its visits share because they share starts of the workers; it
             counts against points that need other workers alone, and is not in the intervals.
-        between_frac: standard deviation between its visits, as a share; it is in the intervals.
+        between_frac: what stands for the standard deviation between its visits, as a share; it is
+            in the intervals.
     """
 
     id: str
@@ -84,8 +86,8 @@ class Point:
     memory_bytes: Mapping[str, float]
     metrics: Mapping[str, float]
     records: tuple[TrialRecord, ...]
-    start_frac: float = 0.0
-    between_frac: float = ASSUMED_BETWEEN_FRAC
+    start_frac: float
+    between_frac: float
 
     @property
     def gate_failed(self) -> bool:
@@ -103,12 +105,10 @@ class Gathered:
     """A sweep's points, with what all of them share.
 
     Attributes:
-        between: how far visits of each setting differ.
         drift: of the machine; None before the baseline has settled.
     """
 
     points: tuple[Point, ...]
-    between: Between
     drift: Drift | None
 
     @property
@@ -161,20 +161,26 @@ class Gatherer:
         moved = drift if drift and drift.found else None
         steps = {name: [_step_s(r, moved) for r in group] for name, group in settled.items()}
         between = between_visits({name: group for name, group in steps.items() if group})
+        typical_frac = median(between.values()) if between else ASSUMED_BETWEEN_FRAC
+        num_starts = {
+            name: len({start_of[id(record)] for record in group}) for name, group in settled.items()
+        }
+        # What starts differ by is in the spread of what was visited in several, and is no more.
+        spanning = [frac for name, frac in between.items() if num_starts[name] > 1]
+        start_frac = min(spanning, default=typical_frac)
         points = []
         for name, group in grouped.items():
             # The point is the same as long as no record came in and nothing shared has moved.
-            own_frac = between.of(name)
-            key = (len(group), moved, own_frac)
+            own_frac = between.get(name, typical_frac)
+            key = (len(group), moved, own_frac, start_frac)
             known = self._points.get(name)
             if known is None or known[0] != key:
                 visits = tuple(self._visit(record, moved) for record in settled[name])
-                num_starts = len({start_of[id(record)] for record in settled[name]})
-                between_starts = moved.starts_frac if moved else 0.0
-                point = _point(name, group, visits, own_frac, (num_starts, between_starts))
+                shared = (num_starts[name], start_frac, moved.starts_frac if moved else 0.0)
+                point = _point(name, group, visits, own_frac, shared)
                 known = self._points[name] = (key, point)
             points.append(known[1])
-        return Gathered(tuple(points), between, drift)
+        return Gathered(tuple(points), drift)
 
     def _visit(self, record: TrialRecord, drift: Drift | None) -> Visit:
         if id(record) not in self._batches:
@@ -296,7 +302,7 @@ def _point(
     group: Sequence[TrialRecord],
     visits: tuple[Visit, ...],
     between_frac: float,
-    starts: tuple[int, float],
+    starts: tuple[int, float, float],
 ) -> Point:
     own = next((r for r in group if r.request.id == name), group[0])
     settled = [r for r in group if _settled(r)]
@@ -318,7 +324,7 @@ def _point(
         memory_bytes=_means([r.memory_bytes for r in settled or group]),
         metrics=_means([r.metrics for r in settled]),
         records=tuple(group),
-        start_frac=start_part(between_frac, starts[0], len(visits), starts[1]) if visits else 0.0,
+        start_frac=start_part(starts[1], starts[0], len(visits), starts[2]) if visits else 0.0,
         between_frac=between_frac,
     )
 

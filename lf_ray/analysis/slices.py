@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lf_ray.analysis.points import Point, Visit, knob_key
-from lf_ray.measure.interval import ASSUMED_BETWEEN_FRAC
 from lf_ray.protocol import (
     ChangeCost,
     Knobs,
@@ -52,7 +51,7 @@ class Reading:
         note: why it may not be chosen, in words, where it was tried.
         start_frac: error that its visits share with their start of the workers, where the ladder's
             values need workers of their own; 0 where all run in the same.
-        between_frac: standard deviation between its visits, as a share.
+        between_frac: what stands for the standard deviation between its visits, as a share.
     """
 
     value: KnobValue
@@ -62,7 +61,7 @@ class Reading:
     note: str = ""
     sent_mib: float | None = None
     start_frac: float = 0.0
-    between_frac: float = ASSUMED_BETWEEN_FRAC
+    between_frac: float = 0.0
 
     @property
     def is_missing(self) -> bool:
@@ -187,7 +186,7 @@ def _reading(value: KnobValue, found: Sequence[Point], apart: bool) -> Reading:
         note=note,
         sent_mib=_sent_mib(own),
         start_frac=own.start_frac if apart else 0.0,
-        between_frac=own.between_frac,
+        between_frac=max(point.between_frac for point in found),
     )
 
 

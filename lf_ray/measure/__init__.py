@@ -1,6 +1,6 @@
 """Steady state, intervals and when to stop. numpy only."""
 
-from lf_ray.measure.between import Between, between_visits
+from lf_ray.measure.between import between_visits
 from lf_ray.measure.drift import Drift, drift_of
 from lf_ray.measure.interval import (
     ASSUMED_BETWEEN_FRAC,
@@ -15,7 +15,6 @@ from lf_ray.measure.stopping import Decision, decide, least_steps, tolerance
 
 __all__ = [
     "ASSUMED_BETWEEN_FRAC",
-    "Between",
     "Decision",
     "Drift",
     "Reading",

@@ -18,7 +18,7 @@ from lf_ray.measure.quantiles import Z_95, poisson_bounds, t_quantile
 from lf_ray.protocol import Interval
 
 ASSUMED_BETWEEN_FRAC = 0.003
-"""Between-visit sd assumed until five repeats exist (measured: re-captures 0.2 %, hosts 1 %)."""
+"""Between-visit sd assumed while nothing was visited twice (seen: re-captures 0.2 %, hosts 1 %)."""
 MIN_STEPS = 8
 _MAX_BATCHES = 10
 _MIN_BATCH_STEPS = 4

@@ -23,7 +23,12 @@ from lf_ray.search.plan.decisions import (
     Wait,
 )
 from lf_ray.search.plan.remeasure import remeasure_decision
-from lf_ray.search.plan.searching import baseline_decision, planned_trials, search_decision
+from lf_ray.search.plan.searching import (
+    baseline_decision,
+    lacks_second_visit,
+    planned_trials,
+    search_decision,
+)
 from lf_ray.search.plan.slicing import slices_decision, visits_left
 from lf_ray.search.plan.state import MAX_STARTS, SweepState
 from lf_ray.search.space import Space
@@ -97,15 +102,14 @@ class Planner:
         kind, count = state.streak
         if count >= rules.max_failures:
             return Stop(f"{count} failures in a row of kind {kind}: {state.streak_reason}", 0)
-        baseline = None if state.orphans else baseline_decision(state, rules)
-        if baseline is not None:
-            # Without a baseline all was for nothing: its second visit may pass the time.
-            return baseline
         over = self._time_reason(elapsed_s)
-        if over:
+        if over and not lacks_second_visit(state):
             return Stop(over, 0)
         if state.orphans:
             return again_decision(state)
+        baseline = baseline_decision(state, rules)
+        if baseline is not None:
+            return baseline
         if state.phase == "search":
             return search_decision(state, rules, self._proposer, elapsed_s)
         if state.phase == "done":

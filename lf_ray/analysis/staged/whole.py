@@ -131,7 +131,7 @@ def _joint(
     outcomes = {kind: sum(answer.outcomes[kind] for answer in answers) for kind in first.outcomes}
     return replace(
         blank,
-        gathered=Gathered(points, last.gathered.between, _drift(together, last)),
+        gathered=Gathered(points, _drift(together, last)),
         verdict=type(first.verdict)(_verdict(base, improved)),
         baseline=base,
         fastest=winner,

@@ -194,18 +194,13 @@ def judged(
     """Returns what the comparison says, as JSON values.
 
     `ratio` is ours over plain, both as measured in turn; None where one of them did not settle,
-    or both are the same setting. How far visits differ is taken from the winners' own where
-    neither is the baseline: an eager baseline may scatter by far more than captured steps.
+    or both are the same setting.
     """
     points = gather(records).points
     found = {point.key: point for point in points}
     baseline = points[0]
     both = [found.get(knob_key(item.knobs)) for item in (ours, plain)]
-    if baseline not in both:
-        own = gather(item for item in records if item.point_id != baseline.id)
-        between = against(own.find(ours.knobs), own.find(plain.knobs))
-    else:
-        between = against(both[0], both[1])
+    between = against(both[0], both[1])
     if both[0] is not None and both[0] is both[1]:
         verdict = "the same setting"
     elif between is None:

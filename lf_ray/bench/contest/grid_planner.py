@@ -10,7 +10,7 @@ import math
 
 from lf_ray.record.events import JournalEvent
 from lf_ray.search.plan.decisions import Decision, Line, Request, Rules, Stop, Wait
-from lf_ray.search.plan.searching import baseline_decision, baseline_visit
+from lf_ray.search.plan.searching import baseline_decision, baseline_visit, lacks_second_visit
 from lf_ray.search.plan.state import SweepState
 from lf_ray.search.plan.visits import due_for_retry, given_up, revisit, trial
 from lf_ray.search.planner import Outlook, again_decision, exit_code
@@ -56,8 +56,10 @@ class GridPlanner:
         kind, count = state.streak
         if count >= rules.max_failures:
             return Stop(f"{count} failures in a row of kind {kind}: {state.streak_reason}", 1)
-        if rules.minutes is not None and elapsed_s > rules.minutes * 60:
-            used = f"sweep.minutes={rules.minutes:g} are used up"
+        minutes = rules.minutes
+        over = minutes is not None and elapsed_s > minutes * 60
+        if over and not lacks_second_visit(state):
+            used = f"sweep.minutes={minutes:g} are used up"
             return self._end(f"{used}; the same words, more minutes and resume=<id> go on")
         if state.orphans:
             return again_decision(state)

@@ -190,7 +190,7 @@ def compared(
         name: [item for item in of if isinstance(item, Interval)] for name, of in readings.items()
     }
     between = between_visits({name: of for name, of in steps.items() if of})
-    means = {name: pooled(of, between.of(name)) for name, of in steps.items() if of}
+    means = {name: pooled(of, between[name]) for name, of in steps.items() if of}
     firsts = {name: next(ranks[0] for ranks in visits[name] if ranks[0].times_s) for name in means}
     rates = {name: throughput(mean, firsts[name].samples_per_step) for name, mean in means.items()}
     rows = []

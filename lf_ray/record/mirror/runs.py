@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lf_ray.measure.between import Between, between_visits
+from lf_ray.measure.between import between_visits
 from lf_ray.measure.interval import pooled
 from lf_ray.measure.interval import throughput as rate_of
 from lf_ray.protocol import (
@@ -258,15 +258,15 @@ class Mirror:
                 found[f"{EFFECTIVE}{clean_key(name)}"] = param_text(value)
         return found
 
-    def _between(self) -> Between:
+    def _between(self) -> dict[str, float]:
         steps = {name: _step_times(visits) for name, visits in self.visits.items()}
         return between_visits({name: group for name, group in steps.items() if group})
 
-    def _pooled(self, point_id: str, between: Between) -> tuple[Interval, int] | None:
+    def _pooled(self, point_id: str, between: Mapping[str, float]) -> tuple[Interval, int] | None:
         group = [record for record in self.visits[point_id] if is_measured(record)]
         if not group:
             return None
-        step_s = pooled(_step_times(group), between.of(point_id))
+        step_s = pooled(_step_times(group), between[point_id])
         return step_s, group[0].samples_per_step
 
     def _pooled_update(self, point_id: str, at_s: float) -> RunUpdate:

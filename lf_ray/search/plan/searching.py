@@ -70,6 +70,18 @@ def baseline_decision(state: SweepState, rules: Rules) -> Decision | None:
     return Stop(f"the baseline has no valid measurement: {outcome.reason}", 1)
 
 
+def lacks_second_visit(state: SweepState) -> bool:
+    """Returns whether the baseline's first visit came to nothing and its second has not ended.
+
+    That one may pass the sweep's time: without a baseline all that was spent has no answer.
+    """
+    point = state.baseline
+    if point is None or point.visits or point.gate_failed:
+        return False
+    records = state.records[point.id]
+    return len(records) < 2 and records[-1].outcome.kind is not OutcomeKind.INFEASIBLE
+
+
 def _smaller_baseline(state: SweepState, rules: Rules, outcome: TrialOutcome) -> Decision:
     knobs = dict(state.requests[str(state.baseline_id)].knobs)
     per_gpu, accumulation = int(knobs["batch.per_gpu"]), int(knobs["batch.accumulation"])

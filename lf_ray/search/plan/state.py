@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from lf_ray.analysis.knee import Knee
 from lf_ray.analysis.points import Gathered, Gatherer, Point, best_of, eligible
-from lf_ray.measure.between import Between
 from lf_ray.measure.starts import Starts
 from lf_ray.protocol import (
     GradientTensor,
@@ -247,11 +246,6 @@ class SweepState:
         """Returns what is known of each setting by id, in the order in which they came back."""
         self._gather()
         return self._points
-
-    @property
-    def between(self) -> Between:
-        """Returns how much visits of each point differ, from all repeats so far."""
-        return self._gather().between
 
     def _gather(self) -> Gathered:
         if self._gathered is None:

@@ -10,6 +10,10 @@ from lf_ray.search.plan.decisions import Request, Rules
 from lf_ray.search.plan.state import TRIAL_PURPOSES, SweepState
 
 MAX_FAILURES = 2
+KNOWN_VISITS = 3
+"""Before that, what stands for a spread is mostly what is not known of it."""
+MOST_COARSE_FRAC = 0.05
+"""Of a visit's target, whatever the spread; also what smoke asks for."""
 
 
 def trial(
@@ -50,7 +54,7 @@ def revisit(
             racing=purpose is Purpose.SLICE,
             min_steps=min_steps,
             coarse=coarse,
-            between_frac=state.between.of(point_id),
+            point_id=point_id,
         ),
         deadlines=rules.deadlines,
     )
@@ -82,14 +86,14 @@ def budget(
     racing: bool,
     min_steps: int = 0,
     coarse: bool = False,
-    between_frac: float | None = None,
+    point_id: str | None = None,
 ) -> Budget:
     """Returns when the visit may stop.
 
     A race is run against the lower end of the best point's interval, so that a lucky reading does
     not cut the others short. A coarse visit sorts points; what is called best is read finely later.
-    No visit is read more finely than visits are seen to differ (`between_frac`; None: as is
-    typical): more steps don't shrink that part.
+    No visit is read more finely than visits are known to differ, since more steps don't shrink
+    that part; but never so coarsely that a trend passes for noise.
     """
     measure = rules.measure
     steps = max(measure.min_steps, min_steps)
@@ -100,12 +104,19 @@ def budget(
         max_s=measure.max_s,
         target_frac=max(
             measure.target_frac,
-            state.between.typical if between_frac is None else between_frac,
+            min(_known_spread(state, point_id), MOST_COARSE_FRAC),
             rules.coarse_frac if coarse else 0.0,
         ),
         incumbent_samples_per_s=throughput(best).lo if best else None,
         delta_frac=rules.delta,
     )
+
+
+def _known_spread(state: SweepState, point_id: str | None) -> float:
+    """Returns what a point's visits differ by; of one that is not known, the least of any known."""
+    known = [point for point in state.points.values() if len(point.visits) >= KNOWN_VISITS]
+    own = [point for point in known if point.id == point_id]
+    return min((point.between_frac for point in own or known), default=0.0)
 
 
 def throughput(point: Point) -> Interval:

@@ -14,6 +14,7 @@ from lf_ray.analysis.gain import gain_over
 from lf_ray.protocol import Knobs, KnobValue, TrialRequest
 from lf_ray.record.events import JournalEvent
 from lf_ray.search.plan.decisions import Decision, Line, Proposer, Request, Rules, Stop, Wait
+from lf_ray.search.plan.searching import lacks_second_visit
 from lf_ray.search.plan.slicing import slice_knee, slice_order
 from lf_ray.search.plan.state import SweepState
 from lf_ray.search.planner import Outlook, Planner, exit_code
@@ -111,7 +112,8 @@ class StagedPlanner:
         if self._all.ended is not None:
             return Stop(*self._all.ended)
         minutes, began = self.rules.minutes, self._all.num_records > 0
-        if minutes is not None and began and self._all.elapsed_s(now_wall_s) > minutes * 60:
+        over = minutes is not None and self._all.elapsed_s(now_wall_s) > minutes * 60
+        if over and began and not self._lacks_baseline():
             if self._all.in_flight:
                 return Wait("sweep.minutes are used up; visits under way are awaited")
             return Stop(f"sweep.minutes={minutes:g} are used up", self._exit_code())
@@ -128,6 +130,11 @@ class StagedPlanner:
         if isinstance(decision, Line):
             return Line(decision.kind, outer(decision.payload, stage.name), decision.reason)
         return decision
+
+    def _lacks_baseline(self) -> bool:
+        """Returns whether nothing was measured and the baseline may be visited again."""
+        done = self._all.counts()["completed"]
+        return not done and self._current is not None and lacks_second_visit(self._current.state)
 
     def outlook(self, now_wall_s: float) -> Outlook:
         """Returns where the sweep stands; what later stages take is not known yet."""

@@ -95,3 +95,25 @@ def test_nothing_measured_is_no_best(make_record: Make) -> None:
     record = make_record("t000", kind=OutcomeKind.INFEASIBLE, reason="memory")
     assert best_of(points_of([record])) is None
     assert best_of([]) is None
+
+
+def test_a_restless_baseline_leaves_a_quiet_point_its_own_interval(make_record: Make) -> None:
+    rates = {"t000": (85.0, 100.0, 118.0, 104.0), "t001": (150.0, 150.2, 149.9, 150.1)}
+    records = [
+        make_record(
+            name + (f"r{visit}" if visit else ""),
+            rate,
+            purpose=Purpose.BASELINE if name == "t000" and not visit else Purpose.REPLICATE,
+            replicate_of=name if visit else None,
+            **({"knobs": FAST} if name == "t001" else {}),
+            at_s=10.0 * visit + (name == "t001"),
+        )
+        for name, group in rates.items()
+        for visit, rate in enumerate(group)
+    ]
+    restless, quiet = points_of(records)
+    assert quiet.throughput is not None
+    assert restless.throughput is not None
+    assert quiet.throughput.half_width_frac < 0.006
+    assert restless.throughput.half_width_frac > 0.08
+    assert quiet.between_frac < 0.1 * restless.between_frac

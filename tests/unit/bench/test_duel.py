@@ -41,7 +41,7 @@ def found(bucket: float, claimed: float = 100.0) -> Search:
 
 
 def measured(
-    *buckets: float, unsteady: float | None = None, restless: bool = False
+    *buckets: float, unsteady: float | None = None, restless: float | None = None
 ) -> list[TrialRecord]:
     def fate(request: TrialRequest) -> TrialOutcome | None:
         if request.knobs["overlap.bucket_size_mb"] != unsteady:
@@ -53,7 +53,7 @@ def measured(
     moods = iter([0.8, 1.0, 1.2])
 
     def mood(knobs: Knobs) -> float:
-        restless_now = restless and knobs["overlap.bucket_size_mb"] == buckets[0]
+        restless_now = knobs["overlap.bucket_size_mb"] == restless
         return rate(knobs) * (next(moods) if restless_now else 1.0)
 
     objective = KneeObjective(true_rate=mood, fate=fate, clock=FakeClock())
@@ -82,10 +82,16 @@ def test_the_winners_are_held_against_each_other(ours: float, plain: float, verd
 
 
 def test_a_restless_baseline_does_not_blur_the_winners() -> None:
-    records = measured(25.0, 64.0, 256.0, restless=True)
+    records = measured(25.0, 64.0, 256.0, restless=25.0)
     said = judged(found(256.0), found(64.0), records, num_workers=1)
     assert said["verdict"] == "faster"
     assert said["ours"]["over_baseline"]["hi"] - said["ours"]["over_baseline"]["lo"] > 0.1
+
+
+def test_a_restless_winner_decides_nothing() -> None:
+    records = measured(25.0, 64.0, 256.0, restless=256.0)
+    said = judged(found(256.0), found(64.0), records, num_workers=1)
+    assert said["verdict"] == "undetermined"
 
 
 def test_what_each_claims_decides_nothing() -> None:

@@ -1,6 +1,7 @@
 """The order of a sweep, its limits, and what it does when trials go wrong."""
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -18,6 +19,7 @@ from lf_ray.protocol import (
     change_cost,
 )
 from lf_ray.search.plan.decisions import Request, Rules, Stop, Wait, rules_of
+from lf_ray.search.plan.visits import MOST_COARSE_FRAC
 from lf_ray.search.samplers.plain import GridProposer
 from lf_ray.settings import MeasureLevel, MeasureSettings, SweepConfig
 from lf_ray.testing.fake_sweep import RATIOS, FakeSweep
@@ -289,20 +291,6 @@ def test_the_time_limit_leaves_time_for_the_slices(make_sweep: MakeSweep) -> Non
     assert len(sweep.started("slice")) > 5
 
 
-def test_the_baseline_gets_its_second_visit_after_the_time_too(make_sweep: MakeSweep) -> None:
-    """Without it all that was spent has no answer."""
-    clock = FakeClock()
-
-    def fate(request: TrialRequest) -> TrialOutcome | None:
-        return worker_lost() if request.id == "t000" else None
-
-    objective = KneeObjective(clock=clock, fate=fate)
-    sweep = make_sweep(execute=objective, clock=clock, rules=Rules(minutes=0.001))
-    stop = sweep.run()
-    assert [request.id for request in sweep.started()] == ["t000", "t000r1"]
-    assert (stop.reason, stop.exit_code) == ("sweep.minutes=0.001 are used up", 0)
-
-
 def test_a_slow_machine_gets_a_shorter_sweep(make_sweep: MakeSweep) -> None:
     """Visits of 11 s: what matters is still measured, once, and it is said."""
     lengths = {}
@@ -452,3 +440,22 @@ def test_unstructured_surfaces_still_come_to_an_end(make_sweep: MakeSweep) -> No
         sweep = make_sweep(execute=objective, rules=Rules(seed=seed))
         assert sweep.run().exit_code == 0
         assert len(sweep.started()) < 75
+
+
+def test_no_visit_is_read_more_finely_than_its_own_visits_differ(make_sweep: MakeSweep) -> None:
+    moods = itertools.cycle([0.97, 1.03, 1.0, 1.02, 0.96])
+    quiet = KneeObjective()
+
+    def restless_at_the_baseline(knobs: Knobs) -> float:
+        is_baseline = (knobs["overlap.bucket_size_mb"], knobs["overlap.ratio"]) == (25.0, 1.0)
+        return quiet.rate(knobs) * (next(moods) if is_baseline else 1.0)
+
+    objective = KneeObjective(true_rate=restless_at_the_baseline)
+    fine = MeasureSettings(target_frac=0.01)
+    sweep = make_sweep(execute=objective, rules=Rules(baseline_every=2, trials=12, measure=fine))
+    sweep.run()
+    asked = [(r.replicate_of, r.budget.target_frac) for r in sweep.started() if r.replicate_of]
+    baseline = [target for point_id, target in asked if point_id == "t000"]
+    others = [target for point_id, target in asked[-10:] if point_id != "t000"]
+    assert 0.02 < baseline[-1] <= MOST_COARSE_FRAC
+    assert set(others) == {0.01}
