@@ -22,6 +22,11 @@ from lf_ray.runtime.update.optimizer import step_optimizer
 from lf_ray.runtime.update.shares import Shares
 from lf_ray.settings import TrainSettings
 
+SNAPSHOT_ELEMENTS = 2**22
+"""Of a part of the snapshot: 16 MiB. torch rounds page-locked memory up to a power of two, which
+for 5 GB in one piece would be 8.
+"""
+
 
 class Rig:
     """One worker's trainable state, laid out in the ready order of its first backward.
@@ -60,7 +65,7 @@ class Rig:
             prefix_is_frozen=self.is_prefix_frozen,
             num_ranks=num_ranks,
         )
-        self._snapshot_N = self._to_host(self.flat.master_N)
+        self._snapshot = [self._to_host(part) for part in self._masters()]
         self._buffers = {name: self._to_host(item) for name, item in model.named_buffers()}
 
     @property
@@ -98,7 +103,8 @@ class Rig:
     @torch.no_grad()
     def restore(self) -> None:
         """Brings back weights, buffers and optimizer as they were before any step."""
-        self.flat.master_N.copy_(self._snapshot_N, non_blocking=True)
+        for part, kept in zip(self._masters(), self._snapshot, strict=True):
+            part.copy_(kept, non_blocking=True)
         self.flat.refresh_weights()
         for name, buffer in self.model.named_buffers():
             buffer.copy_(self._buffers[name])
@@ -164,6 +170,9 @@ class Rig:
 
     def _state_buffers(self) -> dict[str, Tensor]:
         return {"master": self.flat.master_N, **self.optimizer.state()}
+
+    def _masters(self) -> tuple[Tensor, ...]:
+        return self.flat.master_N.split(SNAPSHOT_ELEMENTS)
 
     def _to_host(self, values: Tensor) -> Tensor:
         host = torch.empty(
