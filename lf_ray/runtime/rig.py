@@ -172,7 +172,7 @@ class Rig:
         return {"master": self.flat.master_N, **self.optimizer.state()}
 
     def _masters(self) -> tuple[Tensor, ...]:
-        return self.flat.master_N.split(SNAPSHOT_ELEMENTS)
+        return torch.split(self.flat.master_N, SNAPSHOT_ELEMENTS)
 
     def _to_host(self, values: Tensor) -> Tensor:
         host = torch.empty(

@@ -111,6 +111,7 @@ def test_one_quiet_repeat_leaves_what_is_assumed_about_where_it_is() -> None:
     assert ASSUMED_BETWEEN_FRAC < np.median(found) < 3 * ASSUMED_BETWEEN_FRAC
 
 
+@SLOW
 def test_an_odd_one_among_many_that_are_alike_is_seen() -> None:
     others = {f"p{place}": (0.003, 0.005, 3) for place in range(10)}
     found = readings(World({"odd": (0.05, 0.005, 3), **others}), 60)
