@@ -33,6 +33,7 @@ from lf_ray.errors import ConfigError, LfRayError, four_parts
 from lf_ray.machine import detect
 from lf_ray.protocol import Knobs, KnobValue
 from lf_ray.search.command import EXIT_REFUSED
+from lf_ray.search.conductor import INTERRUPTED
 from lf_ray.search.space import space_from_literal
 from lf_ray.settings import SweepConfig, Trainer, knobs_of
 
@@ -61,10 +62,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             plain = run_plain(config, space, folder / "plain", ours.wall_s)
             sys.stdout.write(_trials_words(plain) + "\nBoth winners in turn ...\n")
             sys.stdout.flush()
-            confirmed = confirm(config, (ours, plain), folder / "confirm", options.visits)
+            confirmed, num_asked = confirm(
+                config, (ours, plain), folder / "confirm", options.visits
+            )
     except LfRayError as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    if len(confirmed) < num_asked:
+        sys.stdout.write(f"Interrupted: {len(confirmed)} of {num_asked} visits in turn ran.\n")
+    if not confirmed:
+        return INTERRUPTED
     said = judged(ours, plain, confirmed, config.num_workers)
     sys.stdout.write(table(said) + "\n")
     head = {
@@ -74,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "machine": machine.label,
     }
     sys.stdout.write(json_line({**head, **said}))
-    return 0
+    return 0 if len(confirmed) == num_asked else INTERRUPTED
 
 
 def check(config: SweepConfig) -> None:

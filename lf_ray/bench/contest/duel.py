@@ -176,15 +176,24 @@ def in_turn(config: SweepConfig, sides: Sequence[Knobs], num_visits: int) -> lis
 
 def confirm(
     config: SweepConfig, searches: Sequence[Search], folder: Path, num_visits: int
-) -> list[TrialRecord]:
-    """Returns the visits of baseline and winners in turn on one warm group; equal ones once."""
+) -> tuple[list[TrialRecord], int]:
+    """Visits baseline and winners in turn on one warm group, equal ones once.
+
+    Returns the visits that came back, and how many were asked for: fewer come back after Ctrl-C.
+    """
     sides: list[Knobs] = [knobs_of(config), *(item.knobs for item in searches)]
     unique = [knobs for index, knobs in enumerate(sides) if knobs not in sides[:index]]
     with open_groups(config, folder) as groups:
-        results = run_in_turn(
-            groups.trainable, in_turn(config, unique, num_visits), folder / "turns"
-        )
-    records = [TrialRecord.from_json(json.loads(item["record"])) for item in results]
+        asked = in_turn(config, unique, num_visits)
+        results = run_in_turn(groups.trainable, asked, folder / "turns")
+    return returned(results), len(asked)
+
+
+def returned(results: Sequence[Mapping[str, Any]]) -> list[TrialRecord]:
+    """Returns the records in Tune's results, in the order of their visits; some may have none."""
+    records = [
+        TrialRecord.from_json(json.loads(item["record"])) for item in results if "record" in item
+    ]
     return sorted(records, key=lambda record: record.clock_s.get("requested", 0.0))
 
 
@@ -221,6 +230,9 @@ def judged(
             },
             "claimed_samples_per_s": search.claimed_samples_per_s,
             "samples_per_s": _wire(point.throughput if point else None),
+            "visits_samples_per_s": [
+                visit.throughput.value for visit in (point.visits if point else ())
+            ],
             "over_baseline": _wire(against(point, baseline)),
             "trials": search.num_trials,
             "without_number": search.num_without,

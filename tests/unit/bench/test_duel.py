@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lf_ray.bench.contest.duel import Search, best_plain, in_turn, judged, table
+from lf_ray.bench.contest.duel import Search, best_plain, in_turn, judged, returned, table
 from lf_ray.bench.live import main, with_baseline
 from lf_ray.clock import FakeClock
 from lf_ray.protocol import (
@@ -86,6 +86,17 @@ def test_a_restless_baseline_does_not_blur_the_winners() -> None:
     said = judged(found(256.0), found(64.0), records, num_workers=1)
     assert said["verdict"] == "faster"
     assert said["ours"]["over_baseline"]["hi"] - said["ours"]["over_baseline"]["lo"] > 0.1
+
+
+def test_what_an_interrupted_confirmation_brought_back_is_judged() -> None:
+    """After Ctrl-C Tune gives results of visits that never ran, without a record."""
+    visits = measured(25.0, 64.0, 256.0)
+    results = [{"record": json.dumps(record.to_json())} for record in visits[:5]]
+    records = returned([*results, {"trial_id": "x"}])
+    assert [record.request.id for record in records] == [item.request.id for item in visits[:5]]
+    said = judged(found(256.0), found(64.0), records, num_workers=1)
+    assert len(said["ours"]["visits_samples_per_s"]) == 2
+    assert len(said["plain"]["visits_samples_per_s"]) == 2
 
 
 def test_a_restless_winner_decides_nothing() -> None:
