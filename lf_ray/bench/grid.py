@@ -9,7 +9,8 @@ Batch x captured or not x pipelining x bucket size x ratio; points of equal effe
 least as large as one that did not fit, cost nothing. Then the upper quarter is visited until each
 point has three visits, interleaved. Leaves outputs/grid/<id>/ like any sweep, with the traces of
 all steps in its journal. --freeze makes one table of several, or of an earlier table and a later
-journal. `python -m lf_ray.bench search --tables NAME` then plays searchers on it.
+journal, with --batches of their points at these batches (an interrupted grid's last one is half
+measured). `python -m lf_ray.bench search --tables NAME` then plays searchers on it.
 """
 
 import argparse
@@ -34,7 +35,7 @@ _RATIOS = (0.0, 0.5, 1.0)
 def space_of(options: argparse.Namespace) -> dict[str, list[KnobValue]]:
     """Returns what the grid spans, what is dear to change first."""
     return {
-        "batch.per_gpu": list(options.batches),
+        "batch.per_gpu": list(options.batches or _BATCHES),
         "graph.scope": ["off", "step+optimizer"],
         "pipeline.prefix": ["off", "on"],
         "overlap.bucket_size_mb": list(options.bucket_mb),
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write("--freeze NAME takes the journals that the table is made of\n")
         return EXIT_REFUSED
     if options.freeze:
-        return _freeze(options.freeze, [Path(word) for word in options.words])
+        return _freeze(options.freeze, [Path(word) for word in options.words], options.batches)
     about = __doc__ or ""
     space = space_of(options)
     code = run_sweep("grid", space, options.words, LAUNCH, about=about, make_planner=GridPlanner)
@@ -58,13 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _freeze(name: str, paths: list[Path]) -> int:
+def _freeze(name: str, paths: list[Path], batches: Sequence[int] | None) -> int:
     target = frozen_path(name)
     try:
         for path in paths:
             # A journal that can't be played back leaves no table behind.
             replay_table(path)
-        num_bytes = freeze(paths, target)
+        num_bytes = freeze(paths, target, batches)
         table = replay_table(target)
     except LfRayError as error:
         sys.stderr.write(f"{error}\n")
@@ -84,7 +85,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--freeze", metavar="NAME", help="make a table of the journals given")
-    parser.add_argument("--batches", type=wholes(1), default=_BATCHES, help="samples a rank")
+    parser.add_argument(
+        "--batches", type=wholes(1), help="samples a rank; with --freeze, only points of these"
+    )
     parser.add_argument("--bucket-mb", type=numbers(2**-6, 2**20), default=_BUCKETS_MIB)
     parser.add_argument("--ratio", type=numbers(0, 1), default=_RATIOS, help="sent in backward")
     parser.add_argument("words", nargs="*", help="group=option and key=value, or journals")

@@ -65,11 +65,12 @@ def read_table(path: Path) -> SweepHistory:
     return history_of(events, path)
 
 
-def freeze(paths: Sequence[Path], target: Path) -> int:
+def freeze(paths: Sequence[Path], target: Path, batches: Sequence[int] | None = None) -> int:
     """Writes journals as one table and returns its size in bytes.
 
     A point that several journals measured has all its visits; the first journal's settings and
     baseline are the table's. Tables can be among `paths`, so that one grows by a later journal.
+    `batches` leaves out points with another number of samples a rank.
 
     Raises:
         RecordError: a journal can't be read, was made with another model, memory limit or number
@@ -82,7 +83,7 @@ def freeze(paths: Sequence[Path], target: Path) -> int:
         origin for path, history in zip(paths, histories) for origin in _origins(path, history)
     ]
     _refuse_twice([origin["sha256"] for origin in made_of], [origin["sweep"] for origin in made_of])
-    merged = _Merged()
+    merged = _Merged(batches)
     for history in histories:
         merged.add(history)
     header = {**histories[0].events[0].data, "made_of": made_of}
@@ -114,7 +115,8 @@ def freeze(paths: Sequence[Path], target: Path) -> int:
 class _Merged:
     """Records and dead points of several journals under one set of ids."""
 
-    def __init__(self) -> None:
+    def __init__(self, batches: Sequence[int] | None) -> None:
+        self._batches = batches
         self.records: list[TrialRecord] = []
         self._dead: dict[str, DeadPoint] = {}
         self._ids: dict[str, str] = {}
@@ -131,6 +133,8 @@ class _Merged:
         new_ids: dict[str, str] = {}
         for record in history.records:
             if record.outcome.kind not in (OutcomeKind.COMPLETED, OutcomeKind.INFEASIBLE):
+                continue
+            if self._batches and record.request.knobs["batch.per_gpu"] not in self._batches:
                 continue
             key = point_key(record.request.knobs)
             known = self._ids.get(key)

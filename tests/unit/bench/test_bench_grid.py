@@ -199,6 +199,17 @@ def test_only_the_first_journal_s_baseline_is_the_table_s(journal: Path, tmp_pat
         freeze([grown, other], grown)
 
 
+def test_a_half_measured_batch_can_be_left_out(journal: Path, tmp_path: Path) -> None:
+    whole, part = tmp_path / "whole.jsonl.gz", tmp_path / "part.jsonl.gz"
+    freeze([journal], whole)
+    freeze([journal], part, [16, 64])
+    batches = [
+        {r.request.knobs["batch.per_gpu"] for r in read_table(p).records} for p in (whole, part)
+    ]
+    assert batches == [{16, 64, 768}, {16, 64}]
+    assert replay_table(part).recorded_frac == 1.0
+
+
 def test_journals_of_other_models_are_not_merged(journal: Path, tmp_path: Path) -> None:
     other = tmp_path / "journal.jsonl"
     run_grid(other, {"overlap.ratio": [0.0, 1.0]}, seed=4, size="nano")
