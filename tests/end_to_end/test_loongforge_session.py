@@ -32,7 +32,7 @@ from lf_ray.trial.ranks.outside import visit_outside
 from lf_ray.trial.visit import Bench, VisitSettings
 
 LAPTOP = Machine(num_cores=2, memory_bytes=2**34, shm_bytes=2**33)
-BUDGET = Budget(min_steps=20, max_steps=40, max_s=6.0, target_frac=0.2)
+BUDGET = Budget(min_steps=20, max_steps=120, max_s=6.0, target_frac=0.2)
 DEADLINES = Deadlines(first_batch_s=20.0, step_s=3.0)
 
 
