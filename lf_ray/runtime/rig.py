@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lf_ray.errors import CheckpointError, four_parts
 from lf_ray.protocol import GradientTensor
-from lf_ray.runtime.bucket_plan import BucketPlan, bucket_plan
+from lf_ray.runtime.bucket_plan import BucketPlan, bucket_plan, padded_elements
+from lf_ray.runtime.host_copy import HostCopy
 from lf_ray.runtime.numerics.digest import checksum
 from lf_ray.runtime.overlap import GradientReducer, ready_order
 from lf_ray.runtime.steps.laps import NoLaps
@@ -21,11 +22,6 @@ from lf_ray.runtime.update.flat import FlatParameters, gradient_tensors
 from lf_ray.runtime.update.optimizer import step_optimizer
 from lf_ray.runtime.update.shares import Shares
 from lf_ray.settings import TrainSettings
-
-SNAPSHOT_ELEMENTS = 2**22
-"""Of a part of the snapshot: 16 MiB. torch rounds page-locked memory up to a power of two, which
-for 5 GB in one piece would be 8.
-"""
 
 
 class Rig:
@@ -53,6 +49,8 @@ class Rig:
         if hasattr(model, "set_generator"):
             model.set_generator(self.dropout)
         self.is_prefix_frozen = True
+        # The first backward below compiles; the room for the snapshot is made meanwhile.
+        self._snapshot = HostCopy(_num_trainable(model), device)
         named = self._ready_parameters(inputs)
         self.gradients: tuple[GradientTensor, ...] = gradient_tensors(named)
         self.flat = FlatParameters(named)
@@ -65,8 +63,8 @@ class Rig:
             prefix_is_frozen=self.is_prefix_frozen,
             num_ranks=num_ranks,
         )
-        self._snapshot = [self._to_host(part) for part in self._masters()]
-        self._buffers = {name: self._to_host(item) for name, item in model.named_buffers()}
+        self._snapshot.take(self.flat.master_N)
+        self._buffers = {name: item.to("cpu", copy=True) for name, item in model.named_buffers()}
 
     @property
     def whole_buffer(self) -> BucketPlan:
@@ -103,8 +101,7 @@ class Rig:
     @torch.no_grad()
     def restore(self) -> None:
         """Brings back weights, buffers and optimizer as they were before any step."""
-        for part, kept in zip(self._masters(), self._snapshot, strict=True):
-            part.copy_(kept, non_blocking=True)
+        self._snapshot.give(self.flat.master_N)
         self.flat.refresh_weights()
         for name, buffer in self.model.named_buffers():
             buffer.copy_(self._buffers[name])
@@ -171,14 +168,11 @@ class Rig:
     def _state_buffers(self) -> dict[str, Tensor]:
         return {"master": self.flat.master_N, **self.optimizer.state()}
 
-    def _masters(self) -> tuple[Tensor, ...]:
-        return torch.split(self.flat.master_N, SNAPSHOT_ELEMENTS)
 
-    def _to_host(self, values: Tensor) -> Tensor:
-        host = torch.empty(
-            values.shape, dtype=values.dtype, pin_memory=values.device.type == "cuda"
-        )
-        return host.copy_(values)
+def _num_trainable(model: Any) -> int:
+    """Returns the most elements that the flat buffers can have, padding included."""
+    trainable = [item for item in model.parameters() if item.requires_grad]
+    return padded_elements(sum(padded_elements(item.numel()) for item in trainable))
 
 
 def _load(target: Tensor, state: Mapping[str, Tensor], name: str) -> None:

@@ -9,6 +9,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -353,7 +354,7 @@ class Session:
 
     def _held(self) -> dict[str, float]:
         assert self._feed is not None
-        known = self._feed.held_tensors + self._numerics().held_tensors
+        known = chain(self._feed.held_tensors, self._numerics().held_tensors())
         return held_level(self._device, known)
 
     def _charge(self, name: str, action: Callable[[], Any]) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lf_ray.runtime.host_copy import HostCopy
 from lf_ray.runtime.numerics.digest import Floats, StepDigest
 from lf_ray.runtime.update.flat import Slot
 
@@ -26,14 +27,16 @@ class Shard:
 
     Attributes:
         first: its first element in the flat buffers.
+        num_elements: of the share.
         grad_N: the gradient summed over ranks.
         abs_N: sum over ranks of the gradients' magnitudes; None up to two ranks, where the order of
             summation can't move.
     """
 
     first: int
-    grad_N: Tensor
-    abs_N: Tensor | None
+    num_elements: int
+    grad_N: HostCopy
+    abs_N: HostCopy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +97,17 @@ def first_step_difference(
     # Tensor by tensor, so that no second gradient is ever in memory.
     for slot in slots:
         low = max(slot.first, shard.first)
-        high = max(low, min(slot.last, shard.first + shard.grad_N.numel()))
-        kept = slice(low - shard.first, high - shard.first)
+        high = max(low, min(slot.last, shard.first + shard.num_elements))
         own_N = reduced_N[low:high].float()
-        ref_N = shard.grad_N[kept].to(own_N.device)
+        ref_N = torch.empty_like(own_N)
+        shard.grad_N.give(ref_N, low - shard.first)
         diff_N = own_N - ref_N
         diff_sq.append(float(diff_N.double().square().sum()))
         ref_sq.append(float(ref_N.double().square().sum()))
         if shard.abs_N is not None and len(diff_N):
-            bound_N = shard.abs_N[kept].to(own_N.device) * bound_frac
-            share_N = torch.where(diff_N == 0, 0.0, diff_N.abs() / bound_N)
+            abs_N = torch.empty_like(own_N)
+            shard.abs_N.give(abs_N, low - shard.first)
+            share_N = torch.where(diff_N == 0, 0.0, diff_N.abs() / (abs_N * bound_frac))
             worst = max(worst, float(share_N.nan_to_num(nan=float("inf")).max()))
     return FirstStepDifference(worst, np.array(diff_sq), np.array(ref_sq))
 

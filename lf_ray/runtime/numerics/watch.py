@@ -4,7 +4,7 @@ Shape suffix: N elements of the flat buffers.
 """
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lf_ray.protocol import GateResult
 from lf_ray.runtime.bucket_plan import BucketPlan
+from lf_ray.runtime.host_copy import HostCopy
 from lf_ray.runtime.numerics.digest import StepDigest, step_digest
 from lf_ray.runtime.numerics.gate import RankView, gate_result, needs_bits_only
 from lf_ray.runtime.numerics.reference import (
@@ -66,21 +67,29 @@ class NumericsWatch:
         self._plan_words: dict[Hashable, tuple[str, ...]] = {}
         self._trial: _Trial | None = None
         self._deterministic: tuple[tuple[BucketPlan, bool], GateResult] | None = None
+        self._room: list[HostCopy] = []
 
-    @property
-    def held_tensors(self) -> list[Tensor]:
-        """Returns the gradients that references keep on the host."""
+    def held_tensors(self) -> Iterator[Tensor]:
+        """Yields the gradients that references keep on the host, and the room for the next."""
         shards = [reference.shard for reference in self._references.values()]
-        pairs = [item for shard in shards for item in (shard.grad_N, shard.abs_N)]
-        return [item for item in pairs if item is not None]
+        copies = [item for shard in shards for item in (shard.grad_N, shard.abs_N)]
+        for copy in [*copies, *self._room]:
+            yield from () if copy is None else copy.parts
 
     def knows(self, key: Hashable) -> bool:
         """Returns whether the reference of this batch shape is there."""
         return key in self._references
 
     def begin(self, key: Hashable, buckets: BucketPlan, *, sharded: bool) -> None:
-        """Starts to watch a trial."""
+        """Starts to watch a trial; room for a reference that is still to come is made meanwhile.
+
+        With a reference no room is left or being made: a capture bears no such calls beside it.
+        """
         self._trial = _Trial(key, buckets, sharded)
+        if self.knows(key):
+            self._take_room()
+        elif self.num_steps and not self._room:
+            self._room = self._new_room()
 
     def wants(self, step: int) -> bool:
         """Returns whether a step's digest is still to be taken."""
@@ -206,12 +215,25 @@ class NumericsWatch:
         dist.all_reduce(magnitudes_N, group=work_group)
         return magnitudes_N
 
-    @torch.no_grad()
     def _shard(self, magnitudes_N: Tensor | None) -> Shard:
         reduced_N = self._rig.reducer.reduced_N
         first, last = shard_bounds(reduced_N.numel(), self._rank, self._num_ranks)
-        return Shard(
-            first=first,
-            grad_N=reduced_N[first:last].to("cpu", copy=True),
-            abs_N=None if magnitudes_N is None else magnitudes_N[first:last].to("cpu", copy=True),
-        )
+        grad_N, *abs_N = self._take_room() or self._new_room()
+        grad_N.take(reduced_N[first:last])
+        if magnitudes_N is not None:
+            abs_N[0].take(magnitudes_N[first:last])
+        return Shard(first, last - first, grad_N, *abs_N)
+
+    def _new_room(self) -> list[HostCopy]:
+        """Returns room for this rank's share of a gradient, and of magnitudes where kept."""
+        reduced_N = self._rig.reducer.reduced_N
+        first, last = shard_bounds(reduced_N.numel(), self._rank, self._num_ranks)
+        num_kept = 2 if self._num_ranks > 2 else 1
+        return [HostCopy(last - first, reduced_N.device) for _ in range(num_kept)]
+
+    def _take_room(self) -> list[HostCopy]:
+        """Returns the room that was made, once it is there, and leaves none."""
+        room, self._room = self._room, []
+        for copy in room:
+            copy.wait()
+        return room
