@@ -17,7 +17,8 @@ from lf_ray.analysis.answer import num_ranks
 from lf_ray.analysis.points import gather
 from lf_ray.bench.contest.frozen import SUFFIX, read_table
 from lf_ray.clock import FakeClock
-from lf_ray.errors import RecordError, four_parts
+from lf_ray.compose import from_nested
+from lf_ray.errors import ConfigError, RecordError, four_parts
 from lf_ray.measure import read_visit, tolerance
 from lf_ray.protocol import (
     ChangeCost,
@@ -32,8 +33,13 @@ from lf_ray.protocol import (
 )
 from lf_ray.record.history import SweepHistory
 from lf_ray.search.space import Space, point_key, space_from_literal
+from lf_ray.search.start.prior import prior_of
 from lf_ray.testing.sim.cluster import measured_steps
 
+CACHED_COMPILE_S = 4.4
+"""What a process takes for a batch whose kernels the compiler's cache on disk has: one H200, 3B
+(docs/log.md, 2026-12-01). A journal of one group has no such start to tell.
+"""
 _CLASSES = ("restart", "reset", "prepare", "capture")
 _STEPS = ("warmup", "measured")
 
@@ -55,6 +61,8 @@ class ReplayTable:
         self.space = _space(history, self.records)
         self.gradients = next((r.gradients for r in history.records if r.gradients), ())
         self.seconds = _seconds_by_change(history.records)
+        self.compile_s = _compile_s(history.records)
+        self.suggestion = _suggestion(history, self.space)
         rates = {
             point_key(point.knobs): point.throughput.value
             for point in gather(history.records).points
@@ -73,20 +81,30 @@ class ReplayTable:
         """Returns a point's throughput over all its visits, 0 where it has none."""
         return self._rates.get(point_key(knobs), 0.0)
 
-    def group(self, seed: int, clock: FakeClock, *, with_references: bool) -> "ReplayGroup":
+    def group(
+        self, seed: int, clock: FakeClock, compiled: set[KnobValue], *, with_references: bool
+    ) -> "ReplayGroup":
         """Returns a group that plays the journal back."""
-        return ReplayGroup(self, seed, clock, with_references=with_references)
+        return ReplayGroup(self, seed, clock, compiled, with_references=with_references)
 
 
 class ReplayGroup:
     """Warm workers that answer from a journal."""
 
     def __init__(
-        self, table: ReplayTable, seed: int, clock: FakeClock, *, with_references: bool
+        self,
+        table: ReplayTable,
+        seed: int,
+        clock: FakeClock,
+        compiled: set[KnobValue],
+        *,
+        with_references: bool,
     ) -> None:
         self._table = table
         self._seed = seed
         self._clock = clock
+        self._compiled = compiled
+        self._batches: set[KnobValue] = set()
         self._with_references = with_references
         self._knobs: Knobs | None = None
         self._told_gradients = False
@@ -99,12 +117,23 @@ class ReplayGroup:
         source = self._chosen(recorded, request)
         change = change_cost(self._knobs, request.knobs)
         costs_s = dict(self._table.seconds[change])
+        costs_s["compile"] = self._compile_s(request.knobs["batch.per_gpu"])
         self._knobs = None if source.outcome.group_lost else dict(request.knobs)
         self._clock.sleep(sum(costs_s.values()))
         if source.trace is None or not _is_measured(source):
             self._clock.sleep(sum(source.outcome.costs_s.get(name, 0.0) for name in _STEPS))
             return _failed(request, source, costs_s)
         return self._measured(request, source, source.trace, costs_s)
+
+    def _compile_s(self, batch: KnobValue) -> float:
+        """Returns what the kernels of a batch cost: once a group, and in full once a machine."""
+        recorded_s = self._table.compile_s.get(batch, 0.0)
+        if batch in self._batches:
+            return 0.0
+        seconds = min(recorded_s, CACHED_COMPILE_S) if batch in self._compiled else recorded_s
+        self._batches.add(batch)
+        self._compiled.add(batch)
+        return seconds
 
     def _chosen(self, recorded: Sequence[TrialRecord], request: TrialRequest) -> TrialRecord:
         """Returns one recorded visit; a measured one wherever the point was measured at all."""
@@ -231,6 +260,27 @@ def _seconds_by_change(records: Sequence[TrialRecord]) -> dict[ChangeCost, dict[
         [cost_s for cost_s in started if cost_s > 0] or [0.0]
     )
     return seconds
+
+
+def _compile_s(records: Sequence[TrialRecord]) -> dict[KnobValue, float]:
+    """Returns the seconds that each batch took to compile when the journal met it first."""
+    found: dict[KnobValue, float] = {}
+    for record in records:
+        seconds = record.outcome.costs_s.get("compile", 0.0)
+        if seconds > 0:
+            found.setdefault(record.request.knobs["batch.per_gpu"], seconds)
+    return found
+
+
+def _suggestion(history: SweepHistory, space: Space) -> Knobs | None:
+    """Returns what a sweep of this space on the recorded machine would be told to try early."""
+    header = history.header
+    try:
+        config = from_nested(dict(header.config))
+    except ConfigError:  # of another version, whose settings this one does not know
+        return None
+    prior = prior_of(config, space, header.machine["gpus"])
+    return None if prior is None else prior.knobs
 
 
 def _lengthened(

@@ -4,8 +4,10 @@
     python -m lf_ray.bench search --tables outputs/*/*/journal.jsonl --seeds 8     your own sweeps
 
 Every searcher starts with the same two points (baseline, article's setting) on the same tables,
-under a simulated clock that charges start-up, capture, failures and thinking. Nobody is given the
-simulator as a prior. A table of figures, then one line of JSON.
+under a simulated clock that charges start-up, compilation, capture, failures and thinking. The
+ratios are of searchers that are told nothing else. On a recorded table of GPUs that a simulated
+cluster is there for, one more row is ours as sweeps on GPUs run it: told early what that cluster
+finds best. A table of figures, then one line of JSON.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from lf_ray.bench.contest.race import (
     OTHERS,
     OURS,
     PLAIN_RAY,
+    SUGGESTED,
     Contestant,
     run_search,
 )
@@ -63,6 +66,7 @@ def tasks_of(options: argparse.Namespace) -> list[tuple[str, Contestant, int, in
     tasks = []
     for place, name in enumerate(options.tables):
         contestants = [OURS, PLAIN_RAY, FAIR_RAY]
+        contestants += [SUGGESTED] if ground(name)[0].suggestion is not None else []
         if options.all or place == 0:
             contestants += [*OTHERS, *ABLATIONS]
         tasks += [

@@ -56,6 +56,7 @@ class Contestant:
         warm: one group for all trials; else each trial starts its own.
         our_measuring: stop and read visits by our rules instead of fifty steps.
         start_s: orchestration of each trial.
+        suggested: try early what the simulated cluster suggests, as sweeps on GPUs do.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Contestant:
     warm: bool = False
     our_measuring: bool = False
     start_s: float = 0.0
+    suggested: bool = False
 
 
 PLAIN_RAY = Contestant(name="ray tune + optuna", searcher="ray", start_s=TRIAL_START_S)
@@ -70,6 +72,13 @@ FAIR_RAY = Contestant(
     name="ray tune + optuna, fair", searcher="ray_fair", warm=True, start_s=TRIAL_REUSE_S
 )
 OURS = Contestant(name="lf-ray", searcher="ours", warm=True, our_measuring=True)
+SUGGESTED = Contestant(
+    name="lf-ray, with its suggestion",
+    searcher="ours",
+    warm=True,
+    our_measuring=True,
+    suggested=True,
+)
 OTHERS = (
     Contestant(name="optuna alone", searcher="optuna"),
     Contestant(name="random", searcher="random"),
@@ -97,7 +106,7 @@ ABLATIONS = (
     Contestant(name="lf-ray, own groups", searcher="ours", our_measuring=True),
     Contestant(name="lf-ray, fifty steps", searcher="ours", warm=True),
 )
-CONTESTANTS = (OURS, PLAIN_RAY, FAIR_RAY, *OTHERS, *ABLATIONS)
+CONTESTANTS = (OURS, SUGGESTED, PLAIN_RAY, FAIR_RAY, *OTHERS, *ABLATIONS)
 
 
 @dataclass(slots=True)
@@ -110,6 +119,7 @@ class Track:
     seed: int
     clock: FakeClock
     ledger: Ledger
+    compiled: set[KnobValue]
     group: Group
 
     @classmethod
@@ -117,15 +127,19 @@ class Track:
         """Returns a track at its start."""
         clock = FakeClock()
         references = contestant.searcher.startswith("ours")
-        group = table.group(seed, clock, with_references=references)
-        return cls(table, ranking, contestant, seed, clock, Ledger(ranking, table.num_gpus), group)
+        compiled: set[KnobValue] = set()
+        group = table.group(seed, clock, compiled, with_references=references)
+        ledger = Ledger(ranking, table.num_gpus)
+        return cls(table, ranking, contestant, seed, clock, ledger, compiled, group)
 
     def visit(self, request: TrialRequest) -> TrialRecord:
         """Runs a visit as the contestant does."""
         self.clock.sleep(self.contestant.start_s)
         if not self.contestant.warm:
             references = self.contestant.searcher.startswith("ours")
-            self.group = self.table.group(self.seed, self.clock, with_references=references)
+            self.group = self.table.group(
+                self.seed, self.clock, self.compiled, with_references=references
+            )
         record = self.group.run(request)
         self.ledger.visit(record.outcome)
         return record
@@ -173,7 +187,9 @@ def _run_ours(track: Track, proposer: Proposer) -> None:
             winner_steps=OWN_STEPS,
         )
     config = SweepConfig(measure=measure, sweep=SweepSettings(seed=track.seed))
-    planner = Planner(track.table.space, rules_of(config), proposer)
+    suggestion = track.table.suggestion if track.contestant.suggested else None
+    enqueued = () if suggestion is None else (suggestion,)
+    planner = Planner(track.table.space, rules_of(config, enqueued=enqueued), proposer)
     conductor = Conductor(planner, MemoryLog(track.clock), [], track.clock)
     conductor.begin({"id": "bench", "name": track.table.name})
     while True:

@@ -70,12 +70,20 @@ class Table(Protocol):
         """Returns what a point gives in the long run, 0 where it does not fit or is not known."""
         ...
 
-    def group(self, seed: int, clock: FakeClock, *, with_references: bool) -> Group:
+    @property
+    def suggestion(self) -> Knobs | None:
+        """Returns what our sweeps would be told to try early on this machine; None for nothing."""
+        ...
+
+    def group(
+        self, seed: int, clock: FakeClock, compiled: set[KnobValue], *, with_references: bool
+    ) -> Group:
         """Returns a group that has not started yet.
 
         Args:
             seed: of what readings scatter by.
             clock: turned by everything that takes time.
+            compiled: batches that the machine's compiler cache has; the group's are added.
             with_references: measure steps without communication as our own visits do.
         """
         ...
@@ -85,6 +93,7 @@ class SimTable:
     """A simulated cluster as a table."""
 
     recorded_frac = 1.0
+    suggestion = None  # a simulated cluster would be told its own answer
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -96,9 +105,13 @@ class SimTable:
         """Returns the model's throughput of a point."""
         return self.truth.samples_per_s(knobs)
 
-    def group(self, seed: int, clock: FakeClock, *, with_references: bool) -> SimulatedCluster:
+    def group(
+        self, seed: int, clock: FakeClock, compiled: set[KnobValue], *, with_references: bool
+    ) -> SimulatedCluster:
         """Returns a simulated group."""
-        return SimulatedCluster(self.truth, seed, clock, with_references=with_references)
+        return SimulatedCluster(
+            self.truth, seed, clock, with_references=with_references, compiled=compiled
+        )
 
 
 class Ranking:

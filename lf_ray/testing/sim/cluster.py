@@ -115,7 +115,7 @@ class _Group:
     knobs: Knobs | None = None
     told_gradients: bool = False
     eager_before: bool = False
-    compiled: set[KnobValue] = field(default_factory=set)
+    batches: set[KnobValue] = field(default_factory=set)
     references: set[str] = field(default_factory=set)
 
 
@@ -129,6 +129,8 @@ class SimulatedCluster:
         clock: moved on by everything that takes time; a fresh one by default.
         with_references: measure a step without communication for each new kind of step, as our
             own visits do.
+        compiled: batches that the machine's compiler cache has; the group's are added. Groups that
+            follow one another on a machine share it.
     """
 
     def __init__(
@@ -138,11 +140,13 @@ class SimulatedCluster:
         clock: FakeClock | None = None,
         *,
         with_references: bool = True,
+        compiled: set[KnobValue] | None = None,
     ) -> None:
         self.truth = profile if isinstance(profile, Truth) else Truth(profile)
         self.clock = clock or FakeClock()
         self._seed = seed
         self._with_references = with_references
+        self._compiled = set() if compiled is None else compiled
         self._group = _Group()
 
     @property
@@ -193,17 +197,26 @@ class SimulatedCluster:
             self._group = group = _Group()
         captured = knobs["graph.scope"] != "off"
         reached = lost is None or lost.group_lost
-        new_batch = knobs["batch.per_gpu"] not in group.compiled
-        group.compiled.add(knobs["batch.per_gpu"])
         costs_s = {
             "restart": costs.cold_s if change is ChangeCost.RESTART else 0.0,
             "reset": 0.0 if change is ChangeCost.RESTART else costs.reset_s,
-            "prepare": costs.prepare_s + costs.compile_s * new_batch,
+            "prepare": costs.prepare_s,
+            "compile": self._compile_s(knobs["batch.per_gpu"]),
             "capture": costs.capture_s * (captured and reached and change is not ChangeCost.HOT),
         }
         group.knobs = dict(knobs)
         self.clock.sleep(sum(costs_s.values()))
         return costs_s
+
+    def _compile_s(self, batch: KnobValue) -> float:
+        """Returns what the kernels of a batch cost, once a group and more once a machine."""
+        if batch in self._group.batches:
+            return 0.0
+        costs = self.truth.profile.costs
+        seconds = costs.cached_compile_s if batch in self._compiled else costs.compile_s
+        self._group.batches.add(batch)
+        self._compiled.add(batch)
+        return seconds
 
     def _refer(self, knobs: Knobs) -> float:
         """Pays for the step without communication, once for equal settings in a group."""

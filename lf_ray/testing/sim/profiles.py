@@ -107,7 +107,8 @@ class Costs:
         reset_s: weights, moments and draws back from the snapshot.
         prepare_s: plan, buffers, rehearsal.
         capture_s: of a step.
-        compile_s: of a batch that this group has not compiled yet.
+        compile_s: of a batch that nothing on this machine has compiled yet.
+        cached_compile_s: of a batch that the compiler's cache has and this group has not met.
         reference_steps: steps without communication that a new key costs.
         failure_s: until a rank that runs out of memory is known to have.
     """
@@ -117,6 +118,7 @@ class Costs:
     prepare_s: float
     capture_s: float
     compile_s: float
+    cached_compile_s: float
     reference_steps: int
     failure_s: float
 
@@ -163,17 +165,18 @@ _WARM = Costs(
     prepare_s=0.5,
     capture_s=0.3,
     compile_s=0.0,
+    cached_compile_s=0.0,
     reference_steps=8,
     failure_s=1.0,
 )
-# Under Ray on two H200: medians of one sweep's visits; batches compile in 5 s where the compiler's
-# cache has them.
+# Under Ray on two H200: medians of one sweep's visits; from the compiler's cache: one H200.
 _REAL_COSTS = Costs(
     cold_s=37.0,
     reset_s=0.15,
     prepare_s=0.4,
     capture_s=1.5,
     compile_s=18.0,
+    cached_compile_s=4.4,
     reference_steps=8,
     failure_s=1.5,
 )
@@ -241,6 +244,7 @@ def _eight_a100() -> Profile:
             prepare_s=3.0,
             capture_s=3.0,
             compile_s=0.0,
+            cached_compile_s=0.0,
             reference_steps=5,
             failure_s=4.0,
         ),

@@ -36,7 +36,7 @@ def header_of(space: Space, size: str = "3b") -> dict[str, object]:
         "space": space.to_plain(),
         "space_hash": space.fingerprint,
         "baseline_knobs": dict(space.baseline),
-        "machine": {"label": "simulated"},
+        "machine": {"label": "simulated", "gpus": []},
         "versions": {},
         "data_id": "",
         "seed": 0,
@@ -170,7 +170,7 @@ def test_journals_freeze_into_one_table(journal: Path, tmp_path: Path) -> None:
     # Known without a visit that it does not fit: played back as what it was likened to.
     knobs = space.canonical({"batch.per_gpu": 768, "graph.scope": "step+optimizer"})
     request = TrialRequest(id="a", knobs=knobs, seed=0, purpose=Purpose.SEARCH)
-    played = table.group(0, FakeClock(), with_references=False).run(request)
+    played = table.group(0, FakeClock(), set(), with_references=False).run(request)
     assert played.outcome.kind is OutcomeKind.INFEASIBLE
     assert table.true_samples_per_s(knobs) == 0.0
     before = target.read_bytes()

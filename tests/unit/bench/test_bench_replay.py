@@ -3,9 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lf_ray.bench.contest.race import OURS, PLAIN_RAY, run_search
+from lf_ray.bench.contest.frozen import frozen_path
+from lf_ray.bench.contest.race import OURS, PLAIN_RAY, SUGGESTED, run_search
 from lf_ray.bench.contest.tables import Ranking
-from lf_ray.bench.replay import ReplayTable, replay_table
+from lf_ray.bench.replay import CACHED_COMPILE_S, ReplayTable, replay_table
 from lf_ray.clock import FakeClock
 from lf_ray.errors import RecordError
 from lf_ray.protocol import Budget, KnobValue, OutcomeKind, Purpose, TrialRequest
@@ -33,7 +34,7 @@ def write_grid(path: Path, cluster: SimulatedCluster, num_visits: int = 2) -> Sp
             space=space.to_plain(),
             space_hash=space.fingerprint,
             baseline_knobs=dict(space.baseline),
-            machine={},
+            machine={"gpus": []},
             versions={},
             data_id="",
             seed=0,
@@ -80,7 +81,7 @@ def test_a_visit_is_played_back_with_its_trace_and_its_costs(
 ) -> None:
     table, _ = played
     clock = FakeClock()
-    group = table.group(0, clock, with_references=True)
+    group = table.group(0, clock, set(), with_references=True)
     knobs = table.space.canonical({"graph.scope": "step+optimizer"})
     request = TrialRequest(id="a", knobs=knobs, seed=0, purpose=Purpose.SEARCH, budget=BUDGET)
     record = group.run(request)
@@ -94,11 +95,40 @@ def test_a_visit_is_played_back_with_its_trace_and_its_costs(
     assert group.run(request).outcome.costs_s["restart"] == 0
 
 
+def test_a_batch_compiles_in_full_once_a_machine(
+    played: tuple[ReplayTable, SimulatedCluster],
+) -> None:
+    table, cluster = played
+    clock, compiled = FakeClock(), set[KnobValue]()
+    compile_s = cluster.truth.profile.costs.compile_s
+    assert 0 < CACHED_COMPILE_S < compile_s
+    spent_s = []
+    for name in "abc":
+        group = table.group(0, clock, compiled, with_references=False)
+        for batch in (16, 64, 16):
+            knobs = table.space.canonical({"batch.per_gpu": batch})
+            request = TrialRequest(id=name, knobs=knobs, seed=0, purpose=Purpose.SEARCH)
+            spent_s.append(group.run(request).outcome.costs_s["compile"])
+    full, cached = [compile_s, compile_s, 0.0], [CACHED_COMPILE_S, CACHED_COMPILE_S, 0.0]
+    assert spent_s == pytest.approx(full + cached + cached)
+
+
+def test_the_shipped_table_knows_what_its_machine_would_be_told() -> None:
+    table = replay_table(frozen_path("2xh200"))
+    assert table.suggestion is not None
+    assert set(table.suggestion) == set(table.space.choices)
+    assert table.suggestion["batch.per_gpu"] == 64
+    assert table.true_samples_per_s({**table.space.baseline, **table.suggestion}) > 0
+    told = run_search(table, Ranking(table), SUGGESTED, seed=0, max_trials=20)
+    untold = run_search(table, Ranking(table), OURS, seed=0, max_trials=20)
+    assert told.gpu_s_to_near < untold.gpu_s_to_near
+
+
 def test_failures_and_gaps_are_played_back_too(
     played: tuple[ReplayTable, SimulatedCluster],
 ) -> None:
     table, _ = played
-    group = table.group(0, FakeClock(), with_references=False)
+    group = table.group(0, FakeClock(), set(), with_references=False)
     too_large = table.space.canonical({"batch.per_gpu": 768})
     request = TrialRequest(id="a", knobs=too_large, seed=0, purpose=Purpose.SEARCH)
     record = group.run(request)
@@ -133,7 +163,7 @@ def test_a_journal_without_measurements_is_refused(tmp_path: Path) -> None:
             space=space.to_plain(),
             space_hash="",
             baseline_knobs=dict(space.baseline),
-            machine={},
+            machine={"gpus": []},
             versions={},
             data_id="",
             seed=0,
