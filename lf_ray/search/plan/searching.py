@@ -29,6 +29,7 @@ from lf_ray.search.plan.decisions import (
 )
 from lf_ray.search.plan.state import SweepState
 from lf_ray.search.plan.visits import (
+    baseline_glance,
     due_for_retry,
     given_up,
     num_attempts,
@@ -189,7 +190,7 @@ def baseline_visit(state: SweepState, rules: Rules) -> Request | None:
         reason = "the baseline again, to see drift"
     else:
         return None
-    return revisit(state, rules, baseline, reason, coarse=True)
+    return baseline_glance(state, rules, baseline, reason)
 
 
 def _other_workers(state: SweepState, rules: Rules) -> bool:

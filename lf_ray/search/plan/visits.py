@@ -1,6 +1,7 @@
 """Requests as they are sent: ids, budgets, and what a visit is for."""
 
 import math
+from dataclasses import replace
 
 from lf_ray.analysis.gain import compared
 from lf_ray.analysis.points import Point
@@ -14,6 +15,12 @@ KNOWN_VISITS = 3
 """Before that, what stands for a spread is mostly what is not known of it."""
 MOST_COARSE_FRAC = 0.05
 """Of a visit's target, whatever the spread; also what smoke asks for."""
+_GLANCE_STEPS = 4
+"""A glance at the baseline has this many times the least steps at most.
+
+It is usually eager, and so noisy that the target of other first visits took it half a minute each
+time on H200s. Drift is told from several glances; the gain, from what is read finely at the end.
+"""
 
 
 def trial(
@@ -25,10 +32,23 @@ def trial(
         knobs=dict(knobs),
         seed=rules.seed,
         purpose=purpose,
-        budget=budget(state, rules, racing=purpose is Purpose.SEARCH, coarse=True),
+        budget=budget(
+            state,
+            rules,
+            racing=purpose is Purpose.SEARCH,
+            coarse_frac=rules.coarse_frac,
+        ),
         deadlines=rules.deadlines,
     )
+    if purpose is Purpose.BASELINE:
+        request = replace(request, budget=_glance(request.budget))
     return Request(request, reason)
+
+
+def baseline_glance(state: SweepState, rules: Rules, point_id: str, reason: str) -> Request:
+    """Returns one more short visit of the baseline."""
+    asked = revisit(state, rules, point_id, reason)
+    return Request(replace(asked.request, budget=_glance(asked.request.budget)), reason)
 
 
 def revisit(
@@ -38,7 +58,6 @@ def revisit(
     reason: str,
     purpose: Purpose = Purpose.REPLICATE,
     min_steps: int = 0,
-    coarse: bool = False,
 ) -> Request:
     """Returns one more visit of a point, of at least `min_steps` steady steps."""
     earlier = state.started_of(point_id)
@@ -53,7 +72,6 @@ def revisit(
             rules,
             racing=purpose is Purpose.SLICE,
             min_steps=min_steps,
-            coarse=coarse,
             point_id=point_id,
         ),
         deadlines=rules.deadlines,
@@ -85,7 +103,7 @@ def budget(
     *,
     racing: bool,
     min_steps: int = 0,
-    coarse: bool = False,
+    coarse_frac: float = 0.0,
     point_id: str | None = None,
 ) -> Budget:
     """Returns when the visit may stop.
@@ -105,10 +123,23 @@ def budget(
         target_frac=max(
             measure.target_frac,
             min(_known_spread(state, point_id), MOST_COARSE_FRAC),
-            rules.coarse_frac if coarse else 0.0,
+            coarse_frac,
         ),
         incumbent_samples_per_s=throughput(best).lo if best else None,
         delta_frac=rules.delta,
+    )
+
+
+def is_glance(rules: Rules, request: TrialRequest) -> bool:
+    """Returns whether a visit of the baseline was shorter than it would be for the gain."""
+    return request.budget.max_steps < rules.measure.max_steps
+
+
+def _glance(asked: Budget) -> Budget:
+    return replace(
+        asked,
+        max_steps=min(asked.max_steps, _GLANCE_STEPS * asked.min_steps),
+        target_frac=max(asked.target_frac, MOST_COARSE_FRAC),
     )
 
 

@@ -104,6 +104,20 @@ def test_the_baseline_is_visited_along_the_sweep(make_sweep: MakeSweep) -> None:
     assert max(b - a for a, b in pairwise(places)) <= 8
 
 
+def test_the_baseline_is_glanced_at_along_the_sweep_and_read_finely_for_the_gain(
+    make_sweep: MakeSweep,
+) -> None:
+    fine = MeasureSettings(target_frac=0.01, min_steps=20, max_steps=200)
+    sweep = make_sweep(rules=Rules(baseline_every=5, measure=fine))
+    sweep.run()
+    asked = [r for r in sweep.started() if "t000" in (r.id, r.replicate_of)]
+    glanced = [r.budget.target_frac == MOST_COARSE_FRAC for r in asked]
+    assert glanced[:3] == [True, True, True]
+    assert glanced.count(False) == 1
+    for request, is_glance in zip(asked, glanced):
+        assert request.budget.max_steps == (80 if is_glance else 200)
+
+
 def test_slices_hold_the_other_knobs(make_sweep: MakeSweep) -> None:
     sweep = make_sweep()
     sweep.run()
