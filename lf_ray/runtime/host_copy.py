@@ -1,21 +1,23 @@
 """A flat buffer's copy on the host, page-locked where it travels to and from a GPU.
 
-Page-locking runs at 2 GB/s whoever asks for it, the copy at 50 (docs/log.md, 2026-12-01). So the
-room is made in a thread, while the caller has the compiler to wait for.
+Pages are found for it in a thread, then locked in one call. torch's own page-locked memory finds
+and locks them at once: twice as long, and meanwhile the driver takes 86 launches a second instead
+of 120,000 (docs/log.md, 2026-12-01), those that the compiler times among them.
 
 Shape suffix: N elements of the flat buffers.
 """
 
-from collections.abc import Iterator
+import mmap
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
-PART_ELEMENTS = 2**22
-"""16 MiB of fp32. torch rounds page-locked memory up to a power of two, which for 5 GB in one
-piece would be 8.
-"""
+from lf_ray.errors import MachineError, four_parts
+
+_ITEM_BYTES = 4
+_PAGE_ELEMENTS = mmap.PAGESIZE // _ITEM_BYTES
 
 
 class HostCopy:
@@ -26,47 +28,57 @@ class HostCopy:
     """
 
     def __init__(self, num_elements: int, device: torch.device) -> None:
-        is_locked = device.type == "cuda"
-
-        def make_room() -> list[Tensor]:
-            sizes = [
-                min(PART_ELEMENTS, num_elements - first)
-                for first in range(0, num_elements, PART_ELEMENTS)
-            ]
-            return [torch.empty(size, pin_memory=is_locked) for size in sizes]
-
-        maker = ThreadPoolExecutor(1, thread_name_prefix="page-lock")
-        self._room = maker.submit(make_room)
+        maker = ThreadPoolExecutor(1, thread_name_prefix="host-copy")
+        self._made = maker.submit(_room, num_elements, is_locked=device.type == "cuda")
         maker.shutdown(wait=False)
 
     @property
-    def parts(self) -> list[Tensor]:
-        """Returns the tensors on the host, in order, once all are there."""
-        return self._room.result()
+    def kept_N(self) -> Tensor:  # noqa: N802
+        """Returns the tensor on the host, once it is there; raises as `wait` does."""
+        return self._made.result()
 
     def wait(self) -> None:
-        """Returns when all room is there."""
-        self._room.result()
+        """Returns once the room is there.
+
+        Raises:
+            MachineError: its memory can't be page-locked.
+        """
+        self._made.result()
 
     @torch.no_grad()
     def take(self, values_N: Tensor) -> None:
         """Copies values here; they may be changed once it returns. Fewer than there is room for."""
-        for part, kept_N in self._split(0, values_N.numel()):
-            kept_N.copy_(values_N[part], non_blocking=True)
+        self.kept_N[: values_N.numel()].copy_(values_N, non_blocking=True)
         if values_N.device.type == "cuda":
             torch.cuda.current_stream(values_N.device).synchronize()
 
     @torch.no_grad()
     def give(self, target_N: Tensor, first: int = 0) -> None:
         """Copies elements from `first` on to a tensor on the device, in the order of its stream."""
-        for part, kept_N in self._split(first, first + target_N.numel()):
-            target_N[part].copy_(kept_N, non_blocking=True)
+        target_N.copy_(self.kept_N[first : first + target_N.numel()], non_blocking=True)
 
-    def _split(self, first: int, last: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yields where pieces of first .. last - 1 lie there, counted from `first`, and here."""
-        for number in range(first // PART_ELEMENTS, -(-last // PART_ELEMENTS)):
-            begin = max(first, number * PART_ELEMENTS)
-            end = min(last, (number + 1) * PART_ELEMENTS)
-            kept_N = self.parts[number]
-            offset = number * PART_ELEMENTS
-            yield slice(begin - first, end - first), kept_N[begin - offset : end - offset]
+
+def _room(num_elements: int, *, is_locked: bool) -> Tensor:
+    num_bytes = max(1, num_elements) * _ITEM_BYTES
+    memory = mmap.mmap(-1, num_bytes)
+    room_N = torch.frombuffer(memory, dtype=torch.float32)
+    room_N[::_PAGE_ELEMENTS].zero_()
+    if is_locked:
+        _lock(room_N, num_bytes)
+    return room_N
+
+
+def _lock(room_N: Tensor, num_bytes: int) -> None:
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    place = room_N.data_ptr()
+    code = int(runtime.cudaHostRegister(place, num_bytes, 0))
+    if code != 0:
+        raise MachineError(
+            four_parts(
+                "making room on the host for a copy of the flat buffers",
+                f"{num_bytes / 2**30:.1f} GiB can be page-locked",
+                f"the driver's error {code}",
+                "Look at the memory that is free and at `ulimit -l`, or use a smaller model.",
+            )
+        )
+    weakref.finalize(room_N, runtime.cudaHostUnregister, place).atexit = False

@@ -50,7 +50,7 @@ class Rig:
             model.set_generator(self.dropout)
         self.is_prefix_frozen = True
         # The first backward below compiles; the room for the snapshot is made meanwhile.
-        self._snapshot = HostCopy(_num_trainable(model), device)
+        self._snapshot = HostCopy(most_elements(model), device)
         named = self._ready_parameters(inputs)
         self.gradients: tuple[GradientTensor, ...] = gradient_tensors(named)
         self.flat = FlatParameters(named)
@@ -169,8 +169,11 @@ class Rig:
         return {"master": self.flat.master_N, **self.optimizer.state()}
 
 
-def _num_trainable(model: Any) -> int:
-    """Returns the most elements that the flat buffers can have, padding included."""
+def most_elements(model: Any) -> int:
+    """Returns the elements of a model's flat buffers, padding included, if all that learns is used.
+
+    Known before the first backward, which shows what is.
+    """
     trainable = [item for item in model.parameters() if item.requires_grad]
     return padded_elements(sum(padded_elements(item.numel()) for item in trainable))
 

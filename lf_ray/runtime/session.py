@@ -16,6 +16,7 @@ import torch
 
 from lf_ray.protocol import GateResult, GradientTensor, KnobValue, StepSample, TrialRequest
 from lf_ray.runtime.kernels import compile_s
+from lf_ray.runtime.numerics.reference import shard_room
 from lf_ray.runtime.numerics.watch import NumericsWatch
 from lf_ray.runtime.parts import Loader, Parts
 from lf_ray.runtime.readings.communication_cost import CommunicationCost
@@ -28,7 +29,7 @@ from lf_ray.runtime.readings.memory_levels import (
     settle_level,
 )
 from lf_ray.runtime.readings.settings_in_force import settings_in_force
-from lf_ray.runtime.rig import Rig
+from lf_ray.runtime.rig import Rig, most_elements
 from lf_ray.runtime.running_trial import Equipment, RunningTrial
 from lf_ray.runtime.steps.feed import Feed, FeedKey, cache_lag
 from lf_ray.runtime.steps.lane import lane_on
@@ -311,6 +312,10 @@ class Session:
     def _equipment_on(self, feed: Feed) -> Equipment:
         if self._rig is None:
             inputs, _ = feed.next(0, NoLaps())
+            num_watched = self._config.measure.gate_steps
+            room = []
+            if num_watched:  # made while the first backward, inside, compiles
+                room = shard_room(most_elements(self._model), self._num_ranks, self._device)
             self._rig = Rig(
                 self._model,
                 inputs,
@@ -321,10 +326,11 @@ class Session:
             )
             self._watch = NumericsWatch(
                 self._rig,
-                num_steps=self._config.measure.gate_steps,
+                num_steps=num_watched,
                 rank=self._rank,
                 num_ranks=self._num_ranks,
                 control_group=self._control_group,
+                room=room,
             )
         return Equipment(
             self._rank, self._rig, feed, self._numerics(), self._collective, self._lane

@@ -68,6 +68,12 @@ def shard_bounds(num_elements: int, rank: int, world_size: int) -> tuple[int, in
     return rank * num_elements // world_size, (rank + 1) * num_elements // world_size
 
 
+def shard_room(num_elements: int, world_size: int, device: torch.device) -> list[HostCopy]:
+    """Returns room for any rank's share of a gradient, and of magnitudes where they are kept."""
+    num_copies = 2 if world_size > 2 else 1
+    return [HostCopy(-(-num_elements // world_size), device) for _ in range(num_copies)]
+
+
 def spread_frac(once: Sequence[StepDigest], again: Sequence[StepDigest]) -> float:
     """Returns how far two runs of the reference are apart, relative; 0 if they have equal bits."""
     if all(a.same_bits(b) for a, b in zip(once, again)):

@@ -23,6 +23,7 @@ from lf_ray.runtime.numerics.reference import (
     Shard,
     first_step_difference,
     shard_bounds,
+    shard_room,
     spread_frac,
 )
 from lf_ray.runtime.rig import Rig
@@ -53,10 +54,18 @@ class NumericsWatch:
         rig: whose reduced gradients are looked at.
         num_steps: first steps of every trial that are compared.
         control_group: where ranks exchange digests; None for a single rank.
+        room: for the first reference.
     """
 
     def __init__(
-        self, rig: Rig, *, num_steps: int, rank: int, num_ranks: int, control_group: Any
+        self,
+        rig: Rig,
+        *,
+        num_steps: int,
+        rank: int,
+        num_ranks: int,
+        control_group: Any,
+        room: list[HostCopy],
     ) -> None:
         self.num_steps = num_steps
         self.spent_s = 0.0
@@ -67,14 +76,14 @@ class NumericsWatch:
         self._plan_words: dict[Hashable, tuple[str, ...]] = {}
         self._trial: _Trial | None = None
         self._deterministic: tuple[tuple[BucketPlan, bool], GateResult] | None = None
-        self._room: list[HostCopy] = []
+        self._room = room
 
     def held_tensors(self) -> Iterator[Tensor]:
         """Yields the gradients that references keep on the host, and the room for the next."""
         shards = [reference.shard for reference in self._references.values()]
         copies = [item for shard in shards for item in (shard.grad_N, shard.abs_N)]
         for copy in [*copies, *self._room]:
-            yield from () if copy is None else copy.parts
+            yield from () if copy is None else (copy.kept_N,)
 
     def knows(self, key: Hashable) -> bool:
         """Returns whether the reference of this batch shape is there."""
@@ -225,11 +234,8 @@ class NumericsWatch:
         return Shard(first, last - first, grad_N, *abs_N)
 
     def _new_room(self) -> list[HostCopy]:
-        """Returns room for this rank's share of a gradient, and of magnitudes where kept."""
-        reduced_N = self._rig.reducer.reduced_N
-        first, last = shard_bounds(reduced_N.numel(), self._rank, self._num_ranks)
-        num_kept = 2 if self._num_ranks > 2 else 1
-        return [HostCopy(last - first, reduced_N.device) for _ in range(num_kept)]
+        grad_N = self._rig.flat.grad_N
+        return shard_room(grad_N.numel(), self._num_ranks, grad_N.device)
 
     def _take_room(self) -> list[HostCopy]:
         """Returns the room that was made, once it is there, and leaves none."""
