@@ -97,11 +97,7 @@ def report(summaries: Mapping[str, Mapping[str, Summary]]) -> dict[str, object]:
     for name, by_name in summaries.items():
         table, ranking = ground(name)
         ours = by_name[OURS.name]
-        ratios = {
-            who: [short(item) for item in cost_ratio(ours.costs, summary.costs)]
-            for who, summary in by_name.items()
-            if who != OURS.name
-        }
+        ratios = _ratios(OURS, by_name)
         plain.append(ratios[PLAIN_RAY.name][0])
         fair.append(ratios[FAIR_RAY.name][0])
         repeats += sum(score.num_repeat_oom for score in ours.scores)
@@ -116,6 +112,7 @@ def report(summaries: Mapping[str, Mapping[str, Summary]]) -> dict[str, object]:
             "recorded_frac": short(table.recorded_frac),
             "contestants": {who: summary.to_json() for who, summary in by_name.items()},
             "ratio_of_ours_to": ratios,
+            "ratio_of_suggested_to": _ratios(SUGGESTED, by_name),
             "curve_gpu_s": [short(item) for item in grid],
             "curve_regret_frac": {
                 who: [short(item) for item in curve] for who, curve in curves.items()
@@ -134,6 +131,21 @@ def report(summaries: Mapping[str, Mapping[str, Summary]]) -> dict[str, object]:
         "seeds": max(len(s.scores) for by_name in summaries.values() for s in by_name.values()),
         "simulated": all(name in SPACES for name in summaries),
         "tables": tables,
+    }
+
+
+def _ratios(who: Contestant, by_name: Mapping[str, Summary]) -> dict[str, list[float]]:
+    """Returns a contestant's GPU-seconds over each other's, with bounds; {} where it had no part.
+
+    Ours without and with its suggestion are not compared: it is the same searcher.
+    """
+    if who.name not in by_name:
+        return {}
+    own = by_name[who.name].costs
+    return {
+        name: [short(item) for item in cost_ratio(own, summary.costs)]
+        for name, summary in by_name.items()
+        if name not in (OURS.name, SUGGESTED.name)
     }
 
 
@@ -160,6 +172,14 @@ def lines_of(summaries: Mapping[str, Mapping[str, Summary]]) -> list[str]:
                 f"{figures['repeat_oom']:6.1f}{figures['duplicates']:6.1f}"
                 f"{figures['overhead_frac']:6.0%}"
             )
+        for who in (OURS, SUGGESTED):
+            ratios = _ratios(who, by_name)
+            shown = [
+                f"{value:.2f} [{low:.2f}, {high:.2f}] of {name}"
+                for name, (value, low, high) in ratios.items()
+                if name in (PLAIN_RAY.name, FAIR_RAY.name)
+            ]
+            lines += [f"GPU-seconds of {who.name}: {', '.join(shown)}"] if shown else []
     return lines
 
 

@@ -217,6 +217,7 @@ def test_the_command_ends_with_one_json_line(
     assert summary["simulated"] is True
     assert summary["ratio_to_ray_tune"] > 0
     assert summary["ratio_to_ray_tune_fair"] > 0
+    assert summary["tables"]["sim_8xh200"]["ratio_of_suggested_to"] == {}
     # A simulated cluster would be told its own answer.
     names = {item.name for item in CONTESTANTS if not item.suggested}
     assert set(summary["tables"]["sim_8xh200"]["contestants"]) == names
