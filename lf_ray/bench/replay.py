@@ -61,7 +61,8 @@ class ReplayTable:
         self.space = _space(history, self.records)
         self.gradients = next((r.gradients for r in history.records if r.gradients), ())
         self.seconds = _seconds_by_change(history.records)
-        self.compile_s = _compile_s(history.records)
+        self.compile_s = _first_s(history.records, "compile")
+        self.reference_s = _first_s(history.records, "reference")
         self.suggestion = _suggestion(history, self.space)
         rates = {
             point_key(point.knobs): point.throughput.value
@@ -116,8 +117,7 @@ class ReplayGroup:
             return _not_recorded(request)
         source = self._chosen(recorded, request)
         change = change_cost(self._knobs, request.knobs)
-        costs_s = dict(self._table.seconds[change])
-        costs_s["compile"] = self._compile_s(request.knobs["batch.per_gpu"])
+        costs_s = {**self._table.seconds[change], **self._batch_costs_s(request.knobs, change)}
         self._knobs = None if source.outcome.group_lost else dict(request.knobs)
         self._clock.sleep(sum(costs_s.values()))
         if source.trace is None or not _is_measured(source):
@@ -125,15 +125,23 @@ class ReplayGroup:
             return _failed(request, source, costs_s)
         return self._measured(request, source, source.trace, costs_s)
 
-    def _compile_s(self, batch: KnobValue) -> float:
-        """Returns what the kernels of a batch cost: once a group, and in full once a machine."""
-        recorded_s = self._table.compile_s.get(batch, 0.0)
+    def _batch_costs_s(self, knobs: Knobs, change: ChangeCost) -> dict[str, float]:
+        """Returns what a batch costs that these workers have not met: kernels, the reference.
+
+        Kernels cost it in full once a machine.
+        """
+        if change is ChangeCost.RESTART:
+            self._batches.clear()
+        batch = knobs["batch.per_gpu"]
         if batch in self._batches:
-            return 0.0
-        seconds = min(recorded_s, CACHED_COMPILE_S) if batch in self._compiled else recorded_s
+            return {}
+        compile_s = self._table.compile_s.get(batch, 0.0)
+        if batch in self._compiled:
+            compile_s = min(compile_s, CACHED_COMPILE_S)
         self._batches.add(batch)
         self._compiled.add(batch)
-        return seconds
+        reference_s = self._table.reference_s.get(batch, 0.0)
+        return {"compile": compile_s, "reference": reference_s * self._with_references}
 
     def _chosen(self, recorded: Sequence[TrialRecord], request: TrialRequest) -> TrialRecord:
         """Returns one recorded visit; a measured one wherever the point was measured at all."""
@@ -154,10 +162,8 @@ class ReplayGroup:
         first = reading.steady.first
         costs_s["warmup"] = float(steps_s[:first].sum())
         costs_s["measured"] = float(steps_s[first:].sum())
-        if self._with_references:
-            costs_s["reference"] = source.outcome.costs_s.get("reference", 0.0)
         started_s = self._clock.wall_s()
-        self._clock.sleep(float(steps_s.sum()) + costs_s.get("reference", 0.0))
+        self._clock.sleep(float(steps_s.sum()))
         told, self._told_gradients = self._told_gradients, True
         return TrialRecord(
             request=request,
@@ -262,11 +268,11 @@ def _seconds_by_change(records: Sequence[TrialRecord]) -> dict[ChangeCost, dict[
     return seconds
 
 
-def _compile_s(records: Sequence[TrialRecord]) -> dict[KnobValue, float]:
-    """Returns the seconds that each batch took to compile when the journal met it first."""
+def _first_s(records: Sequence[TrialRecord], name: str) -> dict[KnobValue, float]:
+    """Returns the seconds of a class that each batch took when the journal met it first."""
     found: dict[KnobValue, float] = {}
     for record in records:
-        seconds = record.outcome.costs_s.get("compile", 0.0)
+        seconds = record.outcome.costs_s.get(name, 0.0)
         if seconds > 0:
             found.setdefault(record.request.knobs["batch.per_gpu"], seconds)
     return found
@@ -279,7 +285,7 @@ def _suggestion(history: SweepHistory, space: Space) -> Knobs | None:
         config = from_nested(dict(header.config))
     except ConfigError:  # of another version, whose settings this one does not know
         return None
-    prior = prior_of(config, space, header.machine["gpus"])
+    prior = prior_of(config, space, header.machine.get("gpus", ()))
     return None if prior is None else prior.knobs
 
 

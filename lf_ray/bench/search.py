@@ -6,8 +6,8 @@
 Every searcher starts with the same two points (baseline, article's setting) on the same tables,
 under a simulated clock that charges start-up, compilation, capture, failures and thinking. The
 ratios are of searchers that are told nothing else. On a recorded table of GPUs that a simulated
-cluster is there for, one more row is ours as sweeps on GPUs run it: told early what that cluster
-finds best. A table of figures, then one line of JSON.
+cluster is there for, there are rows for ours as sweeps on GPUs run it, told early what that cluster
+finds best, and for the others told the same. A table of figures, then one line of JSON.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from lf_ray.bench.contest.race import (
     OURS,
     PLAIN_RAY,
     SUGGESTED,
+    TOLD,
     Contestant,
     run_search,
 )
@@ -62,11 +63,11 @@ def play(task: tuple[str, Contestant, int, int]) -> tuple[str, str, Scores]:
 
 
 def tasks_of(options: argparse.Namespace) -> list[tuple[str, Contestant, int, int]]:
-    """Returns all searches: the three that are compared everywhere, the rest on one table."""
+    """Returns all searches: those that are compared everywhere, the rest on one table."""
     tasks = []
     for place, name in enumerate(options.tables):
         contestants = [OURS, PLAIN_RAY, FAIR_RAY]
-        contestants += [SUGGESTED] if ground(name)[0].suggestion is not None else []
+        contestants += TOLD if ground(name)[0].suggestion is not None else []
         if options.all or place == 0:
             contestants += [*OTHERS, *ABLATIONS]
         tasks += [
@@ -177,7 +178,7 @@ def lines_of(summaries: Mapping[str, Mapping[str, Summary]]) -> list[str]:
             shown = [
                 f"{value:.2f} [{low:.2f}, {high:.2f}] of {name}"
                 for name, (value, low, high) in ratios.items()
-                if name in (PLAIN_RAY.name, FAIR_RAY.name)
+                if name.startswith((PLAIN_RAY.name, FAIR_RAY.name)) and "measuring" not in name
             ]
             lines += [f"GPU-seconds of {who.name}: {', '.join(shown)}"] if shown else []
     return lines

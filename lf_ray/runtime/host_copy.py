@@ -9,7 +9,7 @@ Shape suffix: N elements of the flat buffers.
 
 import mmap
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
 from torch import Tensor
@@ -29,21 +29,21 @@ class HostCopy:
 
     def __init__(self, num_elements: int, device: torch.device) -> None:
         maker = ThreadPoolExecutor(1, thread_name_prefix="host-copy")
-        self._made = maker.submit(_room, num_elements, is_locked=device.type == "cuda")
+        self._made: Future[Tensor] = maker.submit(_room, num_elements, device)
         maker.shutdown(wait=False)
 
     @property
     def kept_N(self) -> Tensor:  # noqa: N802
-        """Returns the tensor on the host, once it is there; raises as `wait` does."""
+        """Returns the tensor on the host, once it is there.
+
+        Raises:
+            MachineError: there is no memory for it, or it can't be page-locked.
+        """
         return self._made.result()
 
     def wait(self) -> None:
-        """Returns once the room is there.
-
-        Raises:
-            MachineError: its memory can't be page-locked.
-        """
-        self._made.result()
+        """Returns once the room is there, or is known not to come."""
+        wait([self._made])
 
     @torch.no_grad()
     def take(self, values_N: Tensor) -> None:
@@ -55,30 +55,46 @@ class HostCopy:
     @torch.no_grad()
     def give(self, target_N: Tensor, first: int = 0) -> None:
         """Copies elements from `first` on to a tensor on the device, in the order of its stream."""
-        target_N.copy_(self.kept_N[first : first + target_N.numel()], non_blocking=True)
+        part_N = self.kept_N[first : first + target_N.numel()]
+        assert part_N.shape == target_N.shape
+        target_N.copy_(part_N, non_blocking=True)
 
 
-def _room(num_elements: int, *, is_locked: bool) -> Tensor:
+def _room(num_elements: int, device: torch.device) -> Tensor:
     num_bytes = max(1, num_elements) * _ITEM_BYTES
-    memory = mmap.mmap(-1, num_bytes)
+    try:
+        memory = mmap.mmap(-1, num_bytes)
+    except OSError as error:
+        raise _refused(num_bytes, str(error)) from error
     room_N = torch.frombuffer(memory, dtype=torch.float32)
     room_N[::_PAGE_ELEMENTS].zero_()
-    if is_locked:
-        _lock(room_N, num_bytes)
+    if device.type == "cuda":
+        _lock(room_N, num_bytes, device)
     return room_N
 
 
-def _lock(room_N: Tensor, num_bytes: int) -> None:
-    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+def _lock(room_N: Tensor, num_bytes: int, device: torch.device) -> None:
     place = room_N.data_ptr()
-    code = int(runtime.cudaHostRegister(place, num_bytes, 0))
-    if code != 0:
-        raise MachineError(
-            four_parts(
-                "making room on the host for a copy of the flat buffers",
-                f"{num_bytes / 2**30:.1f} GiB can be page-locked",
-                f"the driver's error {code}",
-                "Look at the memory that is free and at `ulimit -l`, or use a smaller model.",
-            )
+    # A thread begins on the first GPU, and its first call would make a context there.
+    with torch.cuda.device(device):
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        code = runtime.cudaHostRegister(place, num_bytes, 0)
+    if int(code) != 0:
+        raise _refused(num_bytes, f"{code} from cudaHostRegister")
+    weakref.finalize(room_N, _unlock, place, device).atexit = False
+
+
+def _unlock(place: int, device: torch.device) -> None:
+    with torch.cuda.device(device):
+        torch.cuda.cudart().cudaHostUnregister(place)  # type: ignore[no-untyped-call]
+
+
+def _refused(num_bytes: int, got: str) -> MachineError:
+    return MachineError(
+        four_parts(
+            "making room on the host for a copy of weights or gradients",
+            f"{num_bytes / 2**30:.2f} GiB a rank can be had and page-locked",
+            got,
+            "Look at the memory that is free, or let fewer parts of the model learn.",
         )
-    weakref.finalize(room_N, runtime.cudaHostUnregister, place).atexit = False
+    )

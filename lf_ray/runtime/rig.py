@@ -30,6 +30,7 @@ class Rig:
     Args:
         model: an nn.Module that is a `StepModel`, on its device.
         inputs: of the first step.
+        snapshot: room for `most_elements` of the model.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Rig:
         rank: int,
         num_ranks: int,
         device: torch.device,
+        snapshot: HostCopy,
     ) -> None:
         self.model = model
         self._rank, self._num_ranks = rank, num_ranks
@@ -49,8 +51,7 @@ class Rig:
         if hasattr(model, "set_generator"):
             model.set_generator(self.dropout)
         self.is_prefix_frozen = True
-        # The first backward below compiles; the room for the snapshot is made meanwhile.
-        self._snapshot = HostCopy(most_elements(model), device)
+        self._snapshot = snapshot
         named = self._ready_parameters(inputs)
         self.gradients: tuple[GradientTensor, ...] = gradient_tensors(named)
         self.flat = FlatParameters(named)

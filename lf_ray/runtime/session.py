@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from lf_ray.protocol import GateResult, GradientTensor, KnobValue, StepSample, TrialRequest
+from lf_ray.runtime.host_copy import HostCopy
 from lf_ray.runtime.kernels import compile_s
 from lf_ray.runtime.numerics.reference import shard_room
 from lf_ray.runtime.numerics.watch import NumericsWatch
@@ -75,6 +76,7 @@ class Session:
         self._collective = self._parts.collective(work_group, self._device)
         self._comm_cost = CommunicationCost(work_group, control_group, self._device)
         self._feed: Feed | None = None
+        self._room: tuple[HostCopy, list[HostCopy]] | None = None
         self._rig: Rig | None = None
         self._watch: NumericsWatch | None = None
         self._trial: RunningTrial | None = None
@@ -312,10 +314,7 @@ class Session:
     def _equipment_on(self, feed: Feed) -> Equipment:
         if self._rig is None:
             inputs, _ = feed.next(0, NoLaps())
-            num_watched = self._config.measure.gate_steps
-            room = []
-            if num_watched:  # made while the first backward, inside, compiles
-                room = shard_room(most_elements(self._model), self._num_ranks, self._device)
+            snapshot, room = self._room = self._room or self._new_room()
             self._rig = Rig(
                 self._model,
                 inputs,
@@ -323,10 +322,12 @@ class Session:
                 rank=self._rank,
                 num_ranks=self._num_ranks,
                 device=self._device,
+                snapshot=snapshot,
             )
+            self._room = None
             self._watch = NumericsWatch(
                 self._rig,
-                num_steps=num_watched,
+                num_steps=self._config.measure.gate_steps,
                 rank=self._rank,
                 num_ranks=self._num_ranks,
                 control_group=self._control_group,
@@ -335,6 +336,17 @@ class Session:
         return Equipment(
             self._rank, self._rig, feed, self._numerics(), self._collective, self._lane
         )
+
+    def _new_room(self) -> tuple[HostCopy, list[HostCopy]]:
+        """Returns room for the snapshot and the first reference, made while the rig compiles.
+
+        Kept until there is a rig: a batch that does not fit is followed by a smaller one.
+        """
+        num_elements = most_elements(self._model)
+        snapshot = HostCopy(num_elements, self._device)
+        if not self._config.measure.gate_steps:
+            return snapshot, []
+        return snapshot, shard_room(num_elements, self._num_ranks, self._device)
 
     def _running(self) -> RunningTrial:
         assert self._trial is not None, "prepare comes first"

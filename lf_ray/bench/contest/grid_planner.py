@@ -63,12 +63,15 @@ class GridPlanner:
             return self._end(f"{used}; the same words, more minutes and resume=<id> go on")
         if state.orphans:
             return again_decision(state)
-        decision = baseline_decision(state, rules) or self._untried()
+        needed = baseline_decision(state, rules)
+        if isinstance(needed, Request):
+            return self._whole(needed)
+        decision = needed or self._untried()
         if decision is not None:
             return decision
         for point_id in due_for_retry(state):
             reason = state.points[point_id].outcome.reason
-            return _whole(revisit(state, rules, point_id, f"once more after: {reason}"))
+            return self._whole(revisit(state, rules, point_id, f"once more after: {reason}"))
         if state.in_flight:
             return Wait("the upper quarter is known once every point has been visited")
         return self._upper_visit() or self._end("every point of the grid has been visited")
@@ -85,7 +88,7 @@ class GridPlanner:
                 same_as, reason = known
                 return Line("dead", {"knobs": knobs, "same_as": same_as, "reason": reason}, reason)
             again = baseline_visit(state, self.rules)
-            return _whole(again or trial(state, self.rules, knobs, "the grid's next point"))
+            return self._whole(again or trial(state, self.rules, knobs, "the grid's next point"))
         return None
 
     def _upper_visit(self) -> Request | None:
@@ -96,7 +99,7 @@ class GridPlanner:
             for point_id in ranked if turn % 2 else reversed(ranked):
                 if state.num_visits(point_id) <= turn and not given_up(state, point_id):
                     reason = f"the upper quarter, visit {turn + 1} of {VISITS}"
-                    return _whole(revisit(state, self.rules, point_id, reason))
+                    return self._whole(revisit(state, self.rules, point_id, reason))
         return None
 
     def upper_quarter(self) -> list[str]:
@@ -108,6 +111,18 @@ class GridPlanner:
         }
         ranked = sorted(firsts, key=lambda name: firsts[name], reverse=True)
         return ranked[: math.ceil(len(ranked) * UPPER_SHARE)]
+
+    def _whole(self, asked: Request) -> Request:
+        """Returns the request without a race or a glance: a table wants the steps of all points."""
+        measure, budget = self.rules.measure, asked.request.budget
+        coarse_frac = max(measure.target_frac, self.rules.coarse_frac)
+        whole = dataclasses.replace(
+            budget,
+            incumbent_samples_per_s=None,
+            max_steps=max(budget.max_steps, measure.max_steps),
+            target_frac=min(budget.target_frac, coarse_frac),
+        )
+        return Request(dataclasses.replace(asked.request, budget=whole), asked.reason)
 
     def _end(self, reason: str) -> Stop:
         return Stop(reason, exit_code(self.state))
@@ -133,9 +148,3 @@ class GridPlanner:
             elapsed_s=elapsed_s,
             left_s=left_s,
         )
-
-
-def _whole(asked: Request) -> Request:
-    """Returns the request without a race: a table wants the steps of slow points too."""
-    budget = dataclasses.replace(asked.request.budget, incumbent_samples_per_s=None)
-    return Request(dataclasses.replace(asked.request, budget=budget), asked.reason)

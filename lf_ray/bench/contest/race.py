@@ -4,7 +4,7 @@ A visit costs what the table says, a searcher's thinking costs the processor tim
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -56,7 +56,7 @@ class Contestant:
         warm: one group for all trials; else each trial starts its own.
         our_measuring: stop and read visits by our rules instead of fifty steps.
         start_s: orchestration of each trial.
-        suggested: try early what the simulated cluster suggests, as sweeps on GPUs do.
+        suggested: told to try early what the simulated cluster suggests, as sweeps on GPUs are.
     """
 
     name: str
@@ -78,6 +78,11 @@ SUGGESTED = Contestant(
     warm=True,
     our_measuring=True,
     suggested=True,
+)
+TOLD = (
+    SUGGESTED,
+    replace(PLAIN_RAY, name="ray tune + optuna, told the same", suggested=True),
+    replace(FAIR_RAY, name="ray tune + optuna, fair, told the same", suggested=True),
 )
 OTHERS = (
     Contestant(name="optuna alone", searcher="optuna"),
@@ -106,7 +111,7 @@ ABLATIONS = (
     Contestant(name="lf-ray, own groups", searcher="ours", our_measuring=True),
     Contestant(name="lf-ray, fifty steps", searcher="ours", warm=True),
 )
-CONTESTANTS = (OURS, SUGGESTED, PLAIN_RAY, FAIR_RAY, *OTHERS, *ABLATIONS)
+CONTESTANTS = (OURS, PLAIN_RAY, FAIR_RAY, *TOLD, *OTHERS, *ABLATIONS)
 
 
 @dataclass(slots=True)
@@ -164,15 +169,16 @@ def run_search(
     return track.ledger.scores()
 
 
-def first_points(table: Table) -> list[dict[str, KnobValue]]:
-    """Returns what everybody tries first: the baseline, and the article's setting."""
+def first_points(table: Table, *, suggested: bool = False) -> list[dict[str, KnobValue]]:
+    """Returns what is tried first: the baseline, the article's setting, what is suggested."""
     space = table.space
     article = {
         name: space.clipped(name, value)
         for name, value in ARTICLE_SETTING.items()
         if name in space.choices
     }
-    return [space.canonical({}), space.canonical(article)]
+    told = table.suggestion if suggested else None
+    return [space.canonical(knobs) for knobs in ({}, article, told) if knobs is not None]
 
 
 def _run_ours(track: Track, proposer: Proposer) -> None:
@@ -236,7 +242,8 @@ def _run_peer(track: Track, peer: Peer, max_trials: int) -> None:
 
 
 def _peer_of(track: Track) -> Peer:
-    space, seed, first = track.table.space, track.seed, first_points(track.table)
+    space, seed = track.table.space, track.seed
+    first = first_points(track.table, suggested=track.contestant.suggested)
     if track.contestant.searcher == "ray":
         return RayOptuna(space, seed, first)
     if track.contestant.searcher == "ray_fair":

@@ -82,8 +82,8 @@ class NumericsWatch:
         """Yields the gradients that references keep on the host, and the room for the next."""
         shards = [reference.shard for reference in self._references.values()]
         copies = [item for shard in shards for item in (shard.grad_N, shard.abs_N)]
-        for copy in [*copies, *self._room]:
-            yield from () if copy is None else (copy.kept_N,)
+        for copy in filter(None, [*copies, *self._room]):
+            yield copy.kept_N
 
     def knows(self, key: Hashable) -> bool:
         """Returns whether the reference of this batch shape is there."""
@@ -92,7 +92,7 @@ class NumericsWatch:
     def begin(self, key: Hashable, buckets: BucketPlan, *, sharded: bool) -> None:
         """Starts to watch a trial; room for a reference that is still to come is made meanwhile.
 
-        With a reference no room is left or being made: a capture bears no such calls beside it.
+        With a reference none is left, nor being made while steps are captured or timed.
         """
         self._trial = _Trial(key, buckets, sharded)
         if self.knows(key):

@@ -12,7 +12,14 @@ from lf_ray.protocol import ChangeCost, Purpose, change_cost
 from lf_ray.search.plan.decisions import Decision, Line, Rules, Wait
 from lf_ray.search.plan.searching import baseline_visit
 from lf_ray.search.plan.state import SweepState
-from lf_ray.search.plan.visits import certainly_below, given_up, is_glance, revisit, throughput
+from lf_ray.search.plan.visits import (
+    MAX_FAILURES,
+    certainly_below,
+    given_up,
+    is_glance,
+    revisit,
+    throughput,
+)
 
 # Visits of the best point and of the baseline, at least: the gain is their ratio.
 MIN_ANSWER_VISITS = 3
@@ -46,7 +53,7 @@ def winner_visit(state: SweepState, rules: Rules, best: Point) -> Decision | Non
             return revisit(state, rules, best.id, reason, min_steps=steps)
     baseline = state.baseline
     assert baseline is not None
-    if _only_glanced(state, rules, baseline.id) and not given_up(state, baseline.id):
+    if _lacks_full(state, rules, baseline.id) and not given_up(state, baseline.id):
         return revisit(state, rules, baseline.id, "the baseline, so far only glanced at, in full")
     compared = {best.id: "the winner", baseline.id: "the baseline, which it is compared with,"}
     for point in (best, baseline):
@@ -56,8 +63,11 @@ def winner_visit(state: SweepState, rules: Rules, best: Point) -> Decision | Non
     return None
 
 
-def _only_glanced(state: SweepState, rules: Rules, point_id: str) -> bool:
-    return all(is_glance(rules, request) for request in state.started_of(point_id))
+def _lacks_full(state: SweepState, rules: Rules, point_id: str) -> bool:
+    """Returns whether a point was only glanced at, or its one full visit came to nothing."""
+    full = [r.id for r in state.started_of(point_id) if not is_glance(rules, r)]
+    settled = {visit.id for visit in state.points[point_id].visits}
+    return len(full) < MAX_FAILURES and settled.isdisjoint(full)
 
 
 def _unclear(state: SweepState, rules: Rules, point: Point) -> str:

@@ -169,9 +169,10 @@ _WARM = Costs(
     reference_steps=8,
     failure_s=1.0,
 )
-# Under Ray on two H200: medians of one sweep's visits; from the compiler's cache: one H200.
+# Under Ray on two H200: medians of sweeps' visits, `cold_s` with the first preparation; from the
+# compiler's cache: one H200.
 _REAL_COSTS = Costs(
-    cold_s=37.0,
+    cold_s=30.0,
     reset_s=0.15,
     prepare_s=0.4,
     capture_s=1.5,

@@ -22,9 +22,14 @@ LITERAL: dict[str, list[KnobValue]] = {
 BUDGET = Budget(min_steps=20, max_steps=60, target_frac=0.02)
 
 
-def write_grid(path: Path, cluster: SimulatedCluster, num_visits: int = 2) -> Space:
+def write_grid(
+    path: Path,
+    cluster: SimulatedCluster,
+    num_visits: int = 2,
+    literal: dict[str, list[KnobValue]] = LITERAL,
+) -> Space:
     """Runs a grid on a simulated cluster and keeps it as a sweep would."""
-    space = space_from_literal(LITERAL, cluster.truth.baseline())
+    space = space_from_literal(literal, cluster.truth.baseline())
     with Journal(path, cluster.clock) as journal:
         journal.append(
             "sweep",
@@ -34,7 +39,7 @@ def write_grid(path: Path, cluster: SimulatedCluster, num_visits: int = 2) -> Sp
             space=space.to_plain(),
             space_hash=space.fingerprint,
             baseline_knobs=dict(space.baseline),
-            machine={"gpus": []},
+            machine={},
             versions={},
             data_id="",
             seed=0,
@@ -108,9 +113,29 @@ def test_a_batch_compiles_in_full_once_a_machine(
         for batch in (16, 64, 16):
             knobs = table.space.canonical({"batch.per_gpu": batch})
             request = TrialRequest(id=name, knobs=knobs, seed=0, purpose=Purpose.SEARCH)
-            spent_s.append(group.run(request).outcome.costs_s["compile"])
+            costs_s = group.run(request).outcome.costs_s
+            spent_s.append(costs_s.get("compile", 0.0))
+            assert costs_s.get("reference", 0.0) == 0
     full, cached = [compile_s, compile_s, 0.0], [CACHED_COMPILE_S, CACHED_COMPILE_S, 0.0]
     assert spent_s == pytest.approx(full + cached + cached)
+
+
+def test_other_workers_meet_every_batch_anew(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    backends: list[KnobValue] = ["caching", "arena"]
+    write_grid(path, SimulatedCluster("sim_8xh200"), 1, {"memory.backend": backends})
+    table = replay_table(path)
+    group = table.group(0, FakeClock(), set(), with_references=True)
+    costs = []
+    for backend in ("caching", "caching", "arena"):
+        knobs = table.space.canonical({"memory.backend": backend})
+        request = TrialRequest(id="a", knobs=knobs, seed=0, purpose=Purpose.SEARCH)
+        costs.append(group.run(request).outcome.costs_s)
+    assert costs[0]["reference"] > 0
+    assert costs[1].get("reference", 0.0) == 0
+    assert costs[2]["restart"] > 0
+    assert costs[2]["compile"] == CACHED_COMPILE_S
+    assert costs[2]["reference"] == costs[0]["reference"]
 
 
 def test_the_shipped_table_knows_what_its_machine_would_be_told() -> None:

@@ -3,7 +3,11 @@
 import pytest
 import torch
 
+from lf_ray.errors import MachineError
 from lf_ray.runtime.host_copy import HostCopy
+from lf_ray.runtime.rig import most_elements
+from lf_ray.runtime.update.flat import FlatParameters
+from lf_ray.testing.toy import ToyModel
 
 CPU = torch.device("cpu")
 LENGTH = 3_000_001
@@ -47,3 +51,25 @@ def test_room_for_nothing_is_no_error() -> None:
     kept = HostCopy(0, CPU)
     kept.take(torch.zeros(0))
     kept.give(torch.zeros(0))
+
+
+def test_memory_that_is_not_to_be_had_is_said_when_the_room_is_used() -> None:
+    kept = HostCopy(2**50, CPU)
+    kept.wait()
+    with pytest.raises(MachineError, match=r"4194304\.00 GiB a rank"):
+        kept.take(torch.zeros(1))
+
+
+def test_what_is_beyond_the_room_is_no_copy_of_its_end(values: torch.Tensor) -> None:
+    kept = HostCopy(LENGTH, CPU)
+    kept.take(values)
+    with pytest.raises(AssertionError):
+        kept.give(torch.zeros(3), LENGTH - 1)
+
+
+def test_a_models_room_holds_its_flat_buffers_and_what_gets_no_gradient() -> None:
+    model = ToyModel(24, 4, frozen_prefix=True)
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    used = FlatParameters([(name, item) for name, item in named if name != "unused"])
+    assert used.grad_N.numel() < most_elements(model)
+    assert FlatParameters(named).grad_N.numel() == most_elements(model)

@@ -19,7 +19,7 @@ from lf_ray.protocol import (
     change_cost,
 )
 from lf_ray.search.plan.decisions import Request, Rules, Stop, Wait, rules_of
-from lf_ray.search.plan.visits import MOST_COARSE_FRAC
+from lf_ray.search.plan.visits import GLANCE_STEPS, MOST_COARSE_FRAC
 from lf_ray.search.samplers.plain import GridProposer
 from lf_ray.settings import MeasureLevel, MeasureSettings, SweepConfig
 from lf_ray.testing.fake_sweep import RATIOS, FakeSweep
@@ -115,7 +115,48 @@ def test_the_baseline_is_glanced_at_along_the_sweep_and_read_finely_for_the_gain
     assert glanced[:3] == [True, True, True]
     assert glanced.count(False) == 1
     for request, is_glance in zip(asked, glanced):
-        assert request.budget.max_steps == (80 if is_glance else 200)
+        assert request.budget.max_steps == (GLANCE_STEPS if is_glance else 200)
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        MeasureSettings(target_frac=0.01, min_steps=50, max_steps=200),
+        MeasureSettings(target_frac=0.01, min_steps=20, max_steps=80),
+    ],
+    ids=["many least steps", "a low cap"],
+)
+def test_where_a_glance_would_cut_nothing_short_the_baseline_is_read_as_other_points_are(
+    make_sweep: MakeSweep, measure: MeasureSettings
+) -> None:
+    rules = Rules(baseline_every=5, measure=measure)
+    sweep = make_sweep(rules=rules)
+    sweep.run()
+    asked = [r.budget for r in sweep.started() if "t000" in (r.id, r.replicate_of)]
+    assert {budget.max_steps for budget in asked} == {measure.max_steps}
+    assert {budget.target_frac for budget in asked} <= {rules.coarse_frac, measure.target_frac}
+
+
+def test_a_full_reading_of_the_baseline_that_comes_to_nothing_is_repeated_once(
+    make_sweep: MakeSweep,
+) -> None:
+    fine = MeasureSettings(target_frac=0.01, min_steps=20, max_steps=200)
+
+    def unsteady_in_full(request: TrialRequest) -> TrialOutcome | None:
+        is_baseline = "t000" in (request.id, request.replicate_of)
+        if not is_baseline or request.budget.max_steps < fine.max_steps:
+            return None
+        return TrialOutcome(
+            kind=OutcomeKind.INVALID, reason="not settled", error_kind="unsteady", stop_rule="cap"
+        )
+
+    sweep = make_sweep(
+        execute=KneeObjective(fate=unsteady_in_full), rules=Rules(baseline_every=5, measure=fine)
+    )
+    stop = sweep.run()
+    asked = [r.budget for r in sweep.started() if r.replicate_of == "t000"]
+    assert [budget.max_steps for budget in asked].count(fine.max_steps) == 2
+    assert stop.exit_code == 0
 
 
 def test_slices_hold_the_other_knobs(make_sweep: MakeSweep) -> None:
