@@ -173,14 +173,18 @@ def lines_of(summaries: Mapping[str, Mapping[str, Summary]]) -> list[str]:
                 f"{figures['repeat_oom']:6.1f}{figures['duplicates']:6.1f}"
                 f"{figures['overhead_frac']:6.0%}"
             )
-        for who in (OURS, SUGGESTED):
-            ratios = _ratios(who, by_name)
+        for own, others in (
+            (OURS, (PLAIN_RAY, FAIR_RAY)),
+            (SUGGESTED, (PLAIN_RAY, FAIR_RAY, *TOLD)),
+        ):
+            ratios = _ratios(own, by_name)
+            names = [item.name for item in others]
             shown = [
                 f"{value:.2f} [{low:.2f}, {high:.2f}] of {name}"
                 for name, (value, low, high) in ratios.items()
-                if name.startswith((PLAIN_RAY.name, FAIR_RAY.name)) and "measuring" not in name
+                if name in names
             ]
-            lines += [f"GPU-seconds of {who.name}: {', '.join(shown)}"] if shown else []
+            lines += [f"GPU-seconds of {own.name}: {', '.join(shown)}"] if shown else []
     return lines
 
 
