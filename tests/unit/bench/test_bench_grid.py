@@ -36,7 +36,7 @@ def header_of(space: Space, size: str = "3b") -> dict[str, object]:
         "space": space.to_plain(),
         "space_hash": space.fingerprint,
         "baseline_knobs": dict(space.baseline),
-        "machine": {"label": "simulated", "gpus": []},
+        "machine": {"label": "simulated"},
         "versions": {},
         "data_id": "",
         "seed": 0,

@@ -188,7 +188,7 @@ def test_a_journal_without_measurements_is_refused(tmp_path: Path) -> None:
             space=space.to_plain(),
             space_hash="",
             baseline_knobs=dict(space.baseline),
-            machine={"gpus": []},
+            machine={},
             versions={},
             data_id="",
             seed=0,
